@@ -1,0 +1,1 @@
+"""Decentralized, semi-decentralized and one-shot federated learning as Ray-distributed sweeps."""

@@ -1,0 +1,1 @@
+"""Communication graphs and the mixing matrices built on them."""

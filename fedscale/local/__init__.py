@@ -1,0 +1,1 @@
+"""What clients do between two exchanges: train their payload on their own data."""

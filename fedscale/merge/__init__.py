@@ -1,0 +1,1 @@
+"""How a client's payload and those of its neighbours become one payload."""

@@ -1,0 +1,1 @@
+"""Frozen backbones, and how prompts enter them."""
