@@ -1,0 +1,361 @@
+"""RunConfig: everything that decides a run, as one frozen, validated value.
+
+Parts are addressed by dotted keys (`merge.epsilon`). Every leaf is an int, float, str or bool,
+never None, so that the whole configuration fits typed Parquet columns. This module is light (no
+torch, no Ray): bad input is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedscale.data import catalogue
+from fedscale.graphs import topology
+
+LAYOUT_KEYS = ("workers", "clients_per_worker", "cpus_per_worker", "gpus_per_worker")
+"""Keys that say where a run is computed, not what it is: they do not enter `run_id`."""
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+class ConfigError(ValueError):
+    """Bad input, in one line: which key, which value, what is allowed."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(_Part):
+    """Which images there are and who holds them."""
+
+    name: str = "five"
+    partition: Literal["dirichlet", "extreme", "labels_per_client", "iid"] = "dirichlet"
+    alpha: Positive = 0.1
+    """Dirichlet concentration (`dirichlet` only)."""
+    labels_per_client: Count = 3
+    """Classes per client (`labels_per_client` only)."""
+    clients: Count = 50
+    train_size: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Training images per domain, balanced over classes; 0 = the catalogue's size."""
+    test_size: Annotated[int, Field(ge=0, le=10**9)] = 0
+    min_size: Annotated[int, Field(ge=0, le=10**9)] = 2
+    """Samples that every client gets at least (`dirichlet` only)."""
+    allow_empty: bool = False
+
+
+class BackboneConfig(_Part):
+    """The frozen network."""
+
+    name: Literal["nano", "vit_b32"] = "vit_b32"
+    weights: Annotated[str, Field(min_length=1)] = "pretrained"
+    """`pretrained`, `random` (untrained), or the path of a .safetensors file."""
+
+
+class PromptConfig(_Part):
+    """The tokens that clients train."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)] = 10
+    init: Literal["shared", "per_client"] = "shared"
+
+
+class LocalConfig(_Part):
+    """What a client does between two exchanges."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: Positive = 1e-4
+    prompt_lr: NotNegative = 0.0
+    """Learning rate of the prompts; 0 = `lr`."""
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 5
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 16
+    momentum: Probability = 0.0
+    """Heavy-ball momentum (`sgd` only)."""
+
+
+class MergeConfig(_Part):
+    """How a neighbourhood's payloads become one; OT keys act when `name=ot`."""
+
+    name: Literal["ot", "mean"] = "ot"
+    epsilon: Positive = 0.01
+    lam: NotNegative = 1e-3
+    sigma2: Positive = 1.0
+    steps: Annotated[int, Field(ge=1, le=100_000)] = 50
+    start: Literal["previous", "updated", "sample"] = "previous"
+    schedule: Literal["fixed", "anneal"] = "fixed"
+    epsilon_init: Positive = 1.0
+    """First ε of `schedule=anneal`."""
+    tolerance: NotNegative = 0.0
+    """Stop a client's merge when its step change Δ falls below; 0 = always `steps`."""
+    head: Literal["mixed", "local"] = "mixed"
+
+
+class GraphConfig(_Part):
+    """Who talks to whom in a round."""
+
+    name: Literal["ring", "grid", "erdos_renyi", "regular", "complete"] = "regular"
+    degree: Count = 5
+    """Neighbours per client (`regular`), expected neighbours (`erdos_renyi`)."""
+    probability: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Edge probability of `erdos_renyi`; 0 = degree / (clients − 1)."""
+    resample: bool = True
+    """Draw a new graph each round."""
+    link_drop: Probability = 0.0
+    """Probability that an edge fails in a round."""
+    participation: Fraction = 1.0
+    """Share of clients that take part in a round."""
+
+
+class RunConfig(_Part):
+    """One run: a method on data, over a graph, with a seed."""
+
+    method: str = "dfrost"
+    scale: Literal["offline", "paper"] = "paper"
+    seed: Annotated[int, Field(ge=0, le=2**62)] = 0
+    rounds: Annotated[int, Field(ge=1, le=99_999)] = 40
+    eval_every: Annotated[int, Field(ge=1, le=99_999)] = 1
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    data: DataConfig = DataConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    prompts: PromptConfig = PromptConfig()
+    local: LocalConfig = LocalConfig()
+    merge: MergeConfig = MergeConfig()
+    graph: GraphConfig = GraphConfig()
+    workers: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """ClientWorkers of a run; 0 = in this process, without Ray."""
+    clients_per_worker: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]{0,8})$")] = "auto"
+    cpus_per_worker: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Threads of a worker, and what Ray reserves for it."""
+    gpus_per_worker: Annotated[
+        str, Field(pattern=r"^(auto|[0-9]+(\.[0-9]*)?([eE]-?[0-9]+)?|\.[0-9]+)$")
+    ] = "auto"
+    """Share of a GPU per worker: 0, 1, 2, … or 1/k; auto = 1 where there are GPUs, else 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layout_as_text(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            values = dict(values)
+            for key in ("clients_per_worker", "gpus_per_worker"):
+                if isinstance(values.get(key), int | float) and not isinstance(values[key], bool):
+                    values[key] = f"{values[key]:g}"
+        return values
+
+    @model_validator(mode="after")
+    def _cross_checks(self) -> RunConfig:
+        _check_data(self)
+        g = self.graph
+        topology.check(
+            g.name, self.data.clients, degree=g.degree, probability=g.probability or None
+        )
+        if self.merge.schedule == "anneal" and self.merge.epsilon_init < self.merge.epsilon:
+            raise ValueError(
+                f"merge.epsilon_init={self.merge.epsilon_init:g}: must be at least "
+                f"merge.epsilon={self.merge.epsilon:g} when merge.schedule=anneal"
+            )
+        self.blocks()
+        gpu_share(self.gpus_per_worker)
+        return self
+
+    def blocks(self) -> list[range]:
+        """Return the contiguous block of clients of each worker (one block when `workers=0`)."""
+        clients, per = self.data.clients, self.clients_per_worker
+        count = self.workers
+        if per != "auto":
+            count = -(-clients // int(per))
+            if self.workers not in (0, count):
+                raise ValueError(
+                    f"clients_per_worker={per}: {clients} clients then need workers={count} "
+                    f"(or 0 = unset), got workers={self.workers}"
+                )
+        if count > clients:
+            raise ValueError(
+                f"workers={count}: at most one per client, allowed 0 to data.clients={clients}"
+            )
+        bounds = [i * clients // max(count, 1) for i in range(max(count, 1) + 1)]
+        if per != "auto":
+            bounds = [min(i * int(per), clients) for i in range(count + 1)]
+        return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether the clients live in worker processes."""
+        return self.workers > 0 or self.clients_per_worker != "auto"
+
+    def flat(self) -> dict[str, int | float | str | bool]:
+        """Return every leaf under its dotted key, in declaration order."""
+        return dict(_leaves(self.model_dump()))
+
+    def json_text(self) -> str:
+        """Return the canonical JSON: sorted keys, no spaces."""
+        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run: method, seed and a hash of all keys but the layout and the label."""
+        content = {k: v for k, v in self.flat().items() if k not in (*LAYOUT_KEYS, "scale")}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return f"{self.method}-s{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def replace(self, overrides: Mapping[str, Any]) -> RunConfig:
+        """Return a copy with dotted keys changed, validated again.
+
+        Raises:
+            ConfigError: an unknown key or a value that is not allowed.
+        """
+        return from_flat({**self.flat(), **_known(overrides)})
+
+
+def _check_data(config: RunConfig) -> None:
+    data = config.data
+    if data.name not in catalogue.CATALOGUE:
+        raise ValueError(
+            f"data.name={data.name!r}: unknown; allowed: {', '.join(catalogue.CATALOGUE)}"
+        )
+    domains = catalogue.CATALOGUE[data.name]
+    sizes = [min(data.train_size or d.train_size, d.train_size) for d in domains]
+    if data.partition == "iid":
+        if data.clients > sum(sizes):
+            raise ValueError(
+                f"data.clients={data.clients}: more clients than the {sum(sizes)} training images"
+            )
+        return
+    if data.clients < len(domains):
+        raise ValueError(
+            f"data.clients={data.clients}: {data.name} has {len(domains)} domains and each needs "
+            "a client"
+        )
+    for index, (domain, size) in enumerate(zip(domains, sizes, strict=True)):
+        here = data.clients // len(domains) + (index < data.clients % len(domains))
+        needed = here * (data.min_size if data.partition == "dirichlet" else 1)
+        if needed > size and not data.allow_empty:
+            raise ValueError(
+                f"data.clients={data.clients}: {here} clients share domain {domain.name} and need "
+                f"{needed} of its {size} training images (data.train_size, data.min_size); "
+                f"at most {size // max(needed // here, 1)} clients per domain"
+            )
+        if data.partition == "labels_per_client" and data.labels_per_client > domain.classes:
+            raise ValueError(
+                f"data.labels_per_client={data.labels_per_client}: domain {domain.name} has "
+                f"{domain.classes} classes"
+            )
+
+
+def gpu_share(text: str) -> float:
+    """Return the GPUs of a worker, rounded to a share that packs: 0, 1/k or a whole number.
+
+    Shares other than 1/k never fill a GPU and leave actors pending for ever, so 0.4 becomes 1/3.
+    `auto` gives -1.
+
+    Raises:
+        ValueError: more than one GPU but not a whole number.
+    """
+    if text == "auto":
+        return -1.0
+    share = float(text)
+    if share > 1 and share != int(share):
+        raise ValueError(f"gpus_per_worker={text}: allowed: 0, 1/k (0.5, 0.25, …), 1, 2, 3, …")
+    if share == 0 or share >= 1:
+        return share
+    if share < 1e-3:
+        raise ValueError(f"gpus_per_worker={text}: allowed: 0, 1/k with k up to 1000, 1, 2, …")
+    per_gpu = math.ceil(1 / share - 1e-2)
+    return math.floor(1e4 / per_gpu) / 1e4
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+KEYS: dict[str, Any] = dict(_leaves(RunConfig.model_construct().model_dump()))
+"""Every dotted key with its default."""
+
+
+def _known(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    for key in overrides:
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1) or [
+                k for k in KEYS if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]
+            ]
+            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(KEYS)}"
+            raise ConfigError(f"{key}={overrides[key]}: unknown key; {hint}")
+    return dict(overrides)
+
+
+def from_flat(values: Mapping[str, Any]) -> RunConfig:
+    """Build a RunConfig from dotted keys (missing ones take their defaults).
+
+    Raises:
+        ConfigError: one line naming the key, the value and what is allowed.
+    """
+    tree: dict[str, Any] = {}
+    for key, value in _known(values).items():
+        *path, leaf = key.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(one_line(error)) from None
+
+
+def from_json(text: str) -> RunConfig:
+    """Read back what `RunConfig.json_text` wrote.
+
+    Raises:
+        ConfigError: the text is not a valid configuration.
+    """
+    try:
+        return RunConfig.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(one_line(error)) from None
+
+
+def one_line(error: ValidationError) -> str:
+    """Put a pydantic error into one line: key=value: what is allowed."""
+    found = []
+    for item in error.errors():
+        message = str(item["msg"]).removeprefix("Value error, ")
+        key = ".".join(str(part) for part in item["loc"])
+        if key:
+            message = f"{key}={item['input']}: {message[0].lower()}{message[1:]}"
+        found.append(" ".join(message.split()))
+    return "; ".join(found)
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, str]:
+    """Read `key=value` words as typed on a command line.
+
+    Raises:
+        ConfigError: a word without '=', or a key given twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"{word!r}: expected key=value, for example merge.epsilon=0.1")
+        if key in found:
+            raise ConfigError(f"{key}={value}: given twice (before: {found[key]})")
+        found[key] = value
+    return _known(found)  # type: ignore[return-value]
+
+
+def choices(part: type[BaseModel], field: str) -> tuple[str, ...]:
+    """Return the allowed values of a Literal field, for contract tests and help texts."""
+    return get_args(part.model_fields[field].annotation)
