@@ -18,6 +18,7 @@ PURPOSES = (
     "merge_start",
     "search",
     "pretrain",
+    "images",
 )
 
 

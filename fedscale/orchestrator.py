@@ -1,0 +1,320 @@
+"""RoundOrchestrator: walks a regime's Steps over the workers and commits what they measured.
+
+It holds references to blocks, not tensors: `train` answers with a reference that `mix` passes
+on, so Ray runs the graph as blocks become ready. A commit follows each measured round: records
+first, then the state from which a new process would go on.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedscale import checkpoint, store
+from fedscale.config import RunConfig, gpu_share
+from fedscale.data import partition
+from fedscale.metrics import payload_bytes
+from fedscale.regimes import gossip
+from fedscale.worker import Block, ClientFailed, Diverged, InlinePool, Problem, RayPool
+
+WINDOW = 4
+"""Rounds in flight before the orchestrator waits for the oldest."""
+
+Pool = InlinePool | RayPool
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a run's records go: `<root>/<sweep>/…`; root "" keeps them in memory only."""
+
+    root: str = ""
+    sweep: str = "runs"
+    label: str = ""
+
+
+class RoundOrchestrator:
+    """One run, round by round; a plain class, made a Ray actor by `run` and by Tune's trial."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        problem: Any,
+        dataset: Any,
+        pool: Pool,
+        sink: Sink = Sink(),
+        resume: bool = False,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            config: the run.
+            problem: the Problem, or a reference to it, handed to the workers as it is.
+            dataset: the Problem's dataset (its labels decide the partition).
+            pool: the workers, one per block of `config.blocks()`.
+            sink: where records go.
+            resume: go on from the last committed round if there is one.
+        """
+        self.config, self.pool, self.sink = config, pool, sink
+        self.layout = config.blocks()
+        d = config.data
+        self.parts = partition.split(
+            dataset.train.labels,
+            dataset.train.domains,
+            name=d.partition,
+            clients=d.clients,
+            alpha=d.alpha,
+            labels_per_client=d.labels_per_client,
+            min_size=d.min_size,
+            allow_empty=d.allow_empty,
+            seed=config.seed,
+        )
+        self.homes = _homes(self.parts, dataset)
+        self.facts = self._all("setup", [
+            (config, problem, clients, [self.parts[c] for c in clients]) for clients in self.layout
+        ])[0]
+        self.started, self.seconds = _now(), 0.0
+        self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": []}
+        self.committed = 0
+        found = checkpoint.read(sink.root, sink.sweep, config.run_id) if resume else None
+        if found is None:
+            self.blocks = self._ask("initial", [() for _ in self.layout])
+        else:
+            self.committed, state = found
+            self.blocks = [
+                {key: value[c.start : c.stop] for key, value in state.items()} for c in self.layout
+            ]
+        self.steps = self._steps()
+        self._record("running")
+
+    def _steps(self) -> Any:
+        c, g = self.config, self.config.graph
+        return gossip.steps(
+            clients=c.data.clients,
+            rounds=c.rounds,
+            eval_every=c.eval_every,
+            graph=g.name,
+            degree=g.degree,
+            probability=g.probability or None,
+            resample=g.resample,
+            link_drop=g.link_drop,
+            participation=g.participation,
+            seed=c.seed,
+            start_round=self.committed + 1,
+        )
+
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], returns: int = 1) -> list[Any]:
+        return [
+            self.pool.call(index, method, *args, returns=returns)
+            for index, args in enumerate(arguments)
+        ]
+
+    def _all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [self.pool.get(answer) for answer in self._ask(method, arguments)]
+
+    @property
+    def done(self) -> bool:
+        """Whether the last round is committed."""
+        return self.committed >= self.config.rounds
+
+    def advance(self) -> dict[str, Any]:
+        """Run up to the next measured round, commit it and return its `rounds` record.
+
+        Raises:
+            Diverged: a client's loss or payload is no longer finite; recorded as `diverged`.
+            ClientFailed: a client's work raised; recorded as `failed` with its reason.
+        """
+        started = time.perf_counter()
+        try:
+            record = self._advance()
+        except Diverged as error:
+            self._record("diverged", str(error))
+            raise
+        except Exception as error:
+            self._record("failed", f"{type(error).__name__}: {error}")
+            raise
+        self.seconds += time.perf_counter() - started
+        self._record("completed" if self.done else "running")
+        return record
+
+    def _advance(self) -> dict[str, Any]:
+        in_flight: deque[tuple[gossip.Step, list[Any], list[Any]]] = deque()
+        rows: list[dict[str, Any]] = []
+        for step in self.steps:
+            in_flight.append((step, *self._submit(step)))
+            while len(in_flight) > (0 if step.measure else WINDOW):
+                rows.append(self._collect(*in_flight.popleft()))
+            if step.measure:
+                return self._commit(step, rows)
+        raise RuntimeError(f"the run is over: round {self.committed} of {self.config.rounds}")
+
+    def _submit(self, step: gossip.Step) -> tuple[list[Any], list[Any]]:
+        """Start a round's training and mixing; return the references of their statistics."""
+        previous = self.blocks
+        trained, train_stats = previous, [None for _ in self.layout]
+        if step.train:
+            answers = self._ask("train", [(step, b) for b in previous], returns=2)
+            trained = [block for block, _ in answers]
+            train_stats = [stats for _, stats in answers]
+        needed = [
+            [bool(step.weights[mine.start : mine.stop, c.start : c.stop].any()) for c in self.layout]
+            for mine in self.layout
+        ]
+        answers = self._ask(
+            "mix",
+            [
+                (step, previous[i], trained[i], *(
+                    block if use else None for block, use in zip(trained, row, strict=True)
+                ))
+                for i, row in enumerate(needed)
+            ],
+            returns=2,
+        )
+        self.blocks = [block for block, _ in answers]
+        return train_stats, [stats for _, stats in answers]
+
+    def _collect(
+        self, step: gossip.Step, train_stats: list[Any], mix_stats: list[Any]
+    ) -> dict[str, Any]:
+        """Wait for a round and return its record, not yet measured."""
+        trained = [self.pool.get(s) for s in train_stats if s is not None]
+        mixed = [self.pool.get(s) for s in mix_stats]
+        loss = np.concatenate([s["loss"] for s in trained]) if trained else np.array([np.nan])
+        neighbours = ((step.weights != 0).sum(axis=1) - 1)[step.active]
+        spec = self.config
+        total, prompts = payload_bytes(mixed[0]["shapes"])
+        sent = float(neighbours.mean()) if len(neighbours) else 0.0
+        return {
+            "run_id": spec.run_id,
+            "round": step.round,
+            "phase": step.phase,
+            "loss": float(np.nanmean(loss)) if np.isfinite(loss).any() else float("nan"),
+            "rho": step.rho,
+            "bytes_sent": sent * (total if spec.merge.head == "mixed" else prompts),
+            "bytes_prompts": sent * prompts,
+            "train_seconds": sum(s["seconds"] for s in trained),
+            "merge_seconds": sum(s["seconds"] for s in mixed),
+            "active_clients": int(step.active.sum()),
+        }
+
+    def _commit(self, step: gossip.Step, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Measure, write the records since the last commit, then the state."""
+        everyone = [tuple(self.blocks) if i == 0 else () for i in range(len(self.layout))]
+        found = self._all(
+            "measure", [(b, *rest) for b, rest in zip(self.blocks, everyone, strict=True)]
+        )
+        accuracy = np.concatenate([f["accuracy"] for f in found])
+        loss = np.concatenate([f["loss"] for f in found])
+        rows[-1] |= {
+            "accuracy_mean": float(accuracy.mean()),
+            "accuracy_min": float(accuracy.min()),
+            "accuracy_max": float(accuracy.max()),
+            "accuracy_std": float(accuracy.std()),
+            "accuracy_averaged": found[0]["averaged"],
+            "consensus_error": found[0]["consensus_error"],
+            "prompt_norm": found[0]["prompt_norm"],
+            "measure_seconds": sum(f["seconds"] for f in found),
+        }
+        clients = [
+            {
+                "run_id": self.config.run_id,
+                "round": step.round,
+                "client": client,
+                "domain": home,
+                "samples": len(part),
+                "accuracy": float(accuracy[client]),
+                "loss": float(loss[client]),
+                "prompts": self.config.prompts.count,
+            }
+            for client, (home, part) in enumerate(zip(self.homes, self.parts, strict=True))
+        ]
+        self.tables["rounds"] += rows
+        self.tables["clients"] += clients
+        if self.sink.root:
+            where = (self.sink.root, self.sink.sweep, self.config.run_id)
+            first = self.committed + 1
+            store.write_rounds(*where, "rounds", first, step.round, rows)
+            store.write_rounds(*where, "clients", step.round, step.round, clients)
+            checkpoint.write(*where, step.round, self.payload())
+        self.committed = step.round
+        return rows[-1]
+
+    def payload(self) -> Block:
+        """Return the payload of all M clients, each array with a leading axis of length M."""
+        blocks = [self.pool.get(block) for block in self.blocks]
+        return {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
+
+    def _record(self, status: str, reason: str = "") -> None:
+        self.run_record = {
+            "run_id": self.config.run_id,
+            "sweep": self.sink.sweep,
+            "method": self.config.method,
+            "label": self.sink.label,
+            "config": self.config.json_text(),
+            "status": status,
+            "reason": reason,
+            "versions": _versions(),
+            "revision": _revision(),
+            "device": self.facts["device"],
+            "threads": self.facts["threads"],
+            "precision": self.facts["precision"],
+            "start": self.started,
+            "seconds": self.seconds,
+            **{k: v for k, v in self.config.flat().items() if k not in ("method", "precision")},
+        }
+        if self.sink.root:
+            store.write_run(self.sink.root, self.sink.sweep, self.run_record)
+
+
+def _homes(parts: Sequence[np.ndarray], dataset: Any) -> list[str]:
+    """Return the domain that most of each client's samples come from ("" for an empty client)."""
+    domains = dataset.train.domains
+    return [
+        dataset.domains[int(np.bincount(domains[part]).argmax())] if len(part) else ""
+        for part in parts
+    ]
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@lru_cache(maxsize=1)
+def _versions() -> str:
+    """Return the versions that numbers depend on, as JSON."""
+    names = ("fedscale-sweeps", "torch", "ray", "timm", "numpy", "scipy", "scikit-learn", "optuna")
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return json.dumps(found, sort_keys=True)
+
+
+@lru_cache(maxsize=1)
+def _revision() -> str:
+    """Return the git revision of the source tree, or "" when it is not a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
