@@ -177,7 +177,7 @@ def _domain(
             f"data.{key}={size}: {domain.name} has {domain.classes} classes; allowed: 0 (the "
             f"catalogue's {default:,}) or at least {domain.classes}"
         )
-    size = min(size or default, default)
+    size = size - size % domain.classes if 0 < size < default else default
     if domain.name in _OFFLINE:
         images, labels = _OFFLINE[domain.name](train)
     else:

@@ -193,8 +193,6 @@ def _lacking(name: str, folder: Path) -> tuple[str, ...]:
     def here(file: str) -> bool:
         return any((folder / variant).exists() for variant in (file, file.removesuffix(".gz")))
 
-    if name == "notmnist" and any(_class_folders(folder, train) for train in (True, False)):
-        return ()
     return tuple(file for file in SOURCES[name].files if not here(file))
 
 
@@ -264,3 +262,87 @@ def _read_svhn(folder: Path, train: bool, size: int) -> tuple[Images, Labels]:
     content = loadmat(folder / f"{'train' if train else 'test'}_32x32.mat")
     labels = content["y"].astype(np.int64).ravel() % 10  # the digit 0 is stored as 10
     return np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2)), labels
+
+
+def _read_notmnist(folder: Path, train: bool, size: int) -> tuple[Images, Labels]:
+    """Read class folders A-J; of each, after a seeded shuffle, nine tenths are for training."""
+    from PIL import Image
+
+    images, labels = [], []
+    for label, letter in enumerate(LETTERS):
+        names = np.array(sorted(path.name for path in (folder / letter).glob("*.png")))
+        seeds.stream(0, "images", round=_HELD_OUT, client=label).shuffle(names)
+        border = len(names) * 9 // 10
+        wanted, found = size // len(LETTERS) or len(names), 0
+        for name in names[:border] if train else names[border:]:
+            if found == wanted:
+                break
+            try:
+                with Image.open(folder / letter / name) as image:
+                    images.append(np.asarray(image.convert("L")))
+            except OSError:  # the published archives hold a few files that are no images
+                log.info("notmnist: %s/%s is not an image, skipped", letter, name)
+                continue
+            labels.append(label)
+            found += 1
+    if not images:
+        raise ValueError("no PNG files in its folders")
+    return _rgb(np.stack(images)), np.array(labels, np.int64)
+
+
+LETTERS = "ABCDEFGHIJ"
+_IDX = tuple(
+    f"{split}-{content}-ubyte.gz"
+    for split in ("train", "t10k")
+    for content in ("images-idx3", "labels-idx1")
+)
+_CIFAR10 = {True: [f"data_batch_{number}" for number in range(1, 6)], False: ["test_batch"]}
+_CIFAR100 = {True: ["train"], False: ["test"]}
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(("mnist", "MNIST/raw"), _IDX, _read_mnist),
+    "fmnist": Source(
+        ("fmnist", "fashion-mnist", "FashionMNIST/raw"),
+        _IDX,
+        _read_mnist,
+        system=("/usr/share/datasets/fashion-mnist",),
+        command="sudo apt-get install dataset-fashion-mnist",
+    ),
+    "cifar10": Source(
+        ("cifar10", "cifar-10-batches-py"),
+        (*_CIFAR10[True], *_CIFAR10[False]),
+        _read_cifar(_CIFAR10, "labels"),
+    ),
+    "cifar100": Source(
+        ("cifar100", "cifar-100-python"),
+        (*_CIFAR100[True], *_CIFAR100[False]),
+        _read_cifar(_CIFAR100, "fine_labels"),
+    ),
+    "svhn": Source(("svhn", "SVHN"), ("train_32x32.mat", "test_32x32.mat"), _read_svhn),
+    "notmnist": Source(
+        ("notmnist", "notMNIST_large", "notMNIST_small"),
+        tuple(LETTERS),
+        _read_notmnist,
+        command="curl -L https://commondatastorage.googleapis.com/books1000/"
+        "notMNIST_large.tar.gz | tar xz -C DIR",
+    ),
+}
+
+
+def main(names: list[str]) -> int:
+    """Fetch sources by name; print where each lies, or on stderr why it cannot be had."""
+    if not names or any(name not in SOURCES for name in names):
+        print(f"usage: python -m fedscale.data.sources {'|'.join(SOURCES)} ...", file=sys.stderr)
+        return 2
+    failed = False
+    for name in names:
+        try:
+            print(f"{name}: {find(name) or fetch(name)}")
+        except DataUnavailable as error:
+            failed = True
+            print(error, file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""Trial: Ray Tune's view of an orchestrator, which lives inside the trial's own actor.
+
+One Tune step is one measured round. The workers are actors in the trial's placement group and
+die with it; they are kept when Tune reuses the trial's actor for the next configuration. State
+lies in the sweep's own store, so a restarted trial goes on from the last committed round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray import tune
+
+from fedscale.config import RunConfig, from_json
+from fedscale.orchestrator import RoundOrchestrator, Sink
+from fedscale.worker import Diverged, InlinePool, Problem, RayPool, load_problem, problem_key
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all trials of a sweep have in common; put into the object store once."""
+
+    root: str
+    sweep: str
+    metric: str
+    penalty: float
+    """What a diverged run reports as its metric, so that a search goes on."""
+    gpus: float
+    seeds: tuple[int, ...]
+    base: str
+    """Canonical JSON of the sweep's base configuration."""
+    problems: Mapping[tuple[Any, ...], Any]
+    """problem_key → reference to a Problem."""
+
+
+def resources(config: RunConfig, gpus: float) -> tune.PlacementGroupFactory:
+    """Return the placement group of a trial: an orchestrator that costs nothing, and its workers."""
+    worker = {"CPU": config.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
+    if not config.uses_ray:
+        return tune.PlacementGroupFactory([worker])
+    return tune.PlacementGroupFactory([{}] + [worker] * len(config.blocks()), strategy="PACK")
+
+
+class Trial(tune.Trainable):
+    """Runs one point of a sweep: its configuration once per seed, one after the other."""
+
+    def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
+        """Take a point (see `_configs`); Tune calls this in the trial's actor."""
+        assert shared is not None
+        self.shared = shared
+        self.pool: InlinePool | RayPool | None = None
+        self.pool_key: tuple[Any, ...] = ()
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next point in the same actor, with the same workers if the layout is equal."""
+        self._begin(new_config)
+        return True
+
+    def _begin(self, point: dict[str, Any]) -> None:
+        self.label = point.get("label", "")
+        self.waiting = self._configs(point)
+        self.scores: list[float] = []
+        self.current: RoundOrchestrator | None = None
+
+    def _configs(self, point: Mapping[str, Any]) -> list[RunConfig]:
+        """Return a point's configurations, one per seed.
+
+        A grid's point is {"runs": [JSON, …], "label": text}; a search's point has one entry per
+        swept key, written with "/" for "." (Optuna ignores nested points to evaluate).
+        """
+        if "runs" in point:
+            return [from_json(text) for text in point["runs"]]
+        base = from_json(self.shared.base)
+        swept = {key.replace("/", "."): value for key, value in point.items()}
+        return [base.replace({**swept, "seed": seed}) for seed in self.shared.seeds]
+
+    def _orchestrator(self, config: RunConfig) -> RoundOrchestrator:
+        import ray
+
+        key = (config.uses_ray, len(config.blocks()), config.cpus_per_worker)
+        if self.pool is None or key != self.pool_key:
+            if self.pool is not None:
+                self.pool.close()
+            gpus = self.shared.gpus
+            if config.uses_ray:
+                self.pool = RayPool(len(config.blocks()), config.cpus_per_worker, gpus)
+            else:
+                self.pool = InlinePool(config.cpus_per_worker, "cuda" if gpus else "cpu")
+            self.pool_key = key
+        reference = self.shared.problems.get(problem_key(config))
+        problem: Problem = load_problem(config) if reference is None else ray.get(reference)
+        handed = problem if reference is None or not config.uses_ray else reference
+        sink = Sink(self.shared.root, self.shared.sweep, self.label)
+        return RoundOrchestrator(config, handed, problem.dataset, self.pool, sink, resume=True)
+
+    def step(self) -> dict[str, Any]:
+        """Run up to the next measured round.
+
+        Returns:
+            The metric (mean over the seeds so far), the round, the run, and whether it is over.
+        """
+        if self.current is None:
+            self.current = self._orchestrator(self.waiting.pop(0))
+        orchestrator = self.current
+        before, status = orchestrator.committed, "running"
+        try:
+            value = self.shared.penalty if orchestrator.done else self._advance(orchestrator)
+            over = orchestrator.done
+        except Diverged:
+            value, over, status = self.shared.penalty, True, "diverged"
+        seen = [*self.scores, value]
+        if over:
+            self.scores.append(value)
+            self.current = None
+        return {
+            self.shared.metric: sum(seen) / len(seen),
+            "latest": value,
+            "run_id": orchestrator.config.run_id,
+            "status": "completed" if over and status == "running" else status,
+            "rounds_done": orchestrator.config.rounds - before if over else orchestrator.committed - before,
+            "done": over and not self.waiting,
+        }
+
+    def _advance(self, orchestrator: RoundOrchestrator) -> float:
+        return float(orchestrator.advance()[self.shared.metric])
+
+    def cleanup(self) -> None:
+        """End the workers."""
+        if self.pool is not None:
+            self.pool.close()
