@@ -1,0 +1,293 @@
+"""Pre-training of `nano` on images made by formula, and the probe that shows what it is worth.
+
+    python -m fedscale.models.pretrain --images 1000000 --out nano.safetensors --seed 0
+    python -m fedscale.models.pretrain --probe [PATH]
+
+The network classifies the objects of `formula.py` (formula-driven supervised learning: contours
+with harmonic outlines after Kataoka et al. 2022, arXiv:2206.09132); the classifier is then thrown
+away. The run that made the shipped file is written in the file and printed by `--probe`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import timm
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from fedscale.models import backbone, formula
+
+PROBE_C = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+DOMAINS = "offline"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a pre-training run.
+
+    Attributes:
+        images: images seen, rounded up to whole batches; every image is new.
+        batch: images per step.
+        lr: peak learning rate of AdamW, reached after `warmup`, then a half cosine to 0.
+        decay: weight decay of the matrices (not of norms, biases and embeddings).
+        warmup: share of the steps with a linearly growing learning rate.
+        smoothing: label smoothing of the cross-entropy.
+        seed: seed of the shapes, the images and the initial weights.
+    """
+
+    images: int = 1_000_000
+    batch: int = 256
+    lr: float = 1.5e-3
+    decay: float = 0.05
+    warmup: float = 0.04
+    smoothing: float = 0.1
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps."""
+        return math.ceil(self.images / self.batch)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step in 1..steps."""
+        rise = max(1, round(self.warmup * self.steps))
+        if step <= rise:
+            return self.lr * step / rise
+        return self.lr / 2 * (1 + math.cos(math.pi * (step - rise) / max(1, self.steps - rise)))
+
+
+def train(
+    recipe: Recipe, on_step: Callable[[int, float, float, VisionTransformer], None] | None = None
+) -> VisionTransformer:
+    """Train `nano` from its seeded random initialisation; return it frozen.
+
+    Matrix products run in bfloat16 where the processor has it, the weights stay float32.
+
+    Args:
+        recipe: the run.
+        on_step: called after every step with (step, loss, accuracy on the batch, the model).
+    """
+    model = backbone.build("nano", "random", seed=recipe.seed).requires_grad_(True).train()
+    for block in model.blocks:
+        block.attn.fused_attn = False  # the fused kernel is slower on CPUs at this size
+    head = nn.Linear(model.num_features, formula.CLASSES)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    parameters = [*model.named_parameters(), *head.named_parameters(prefix="classifier")]
+    matrices = [p for name, p in parameters if p.ndim > 1 and name not in _EMBEDDINGS]
+    others = [p for name, p in parameters if p.ndim == 1 or name in _EMBEDDINGS]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": recipe.decay}, {"params": others}],
+        lr=recipe.lr,
+        weight_decay=0.0,
+        betas=(0.9, 0.98),
+        fused=True,
+    )
+    known = formula.shapes(recipe.seed)
+    half = _has_bfloat16()
+    for step in range(1, recipe.steps + 1):
+        images, labels = formula.batch(known, recipe.seed, step, recipe.batch)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            logits = head(model(normalise(images))).float()
+        loss = nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for _, p in parameters], 1.0)
+        optimizer.step()
+        if on_step:
+            hits = (logits.detach().argmax(1) == labels).float().mean()
+            on_step(step, loss.item(), hits.item(), model)
+    model.eval().requires_grad_(False)
+    return model
+
+
+def normalise(images: Tensor) -> Tensor:
+    """Normalise images (B, 3, S, S) in 0..1 as `nano` expects them."""
+    spec = backbone.BACKBONES["nano"]
+    mean, std = torch.tensor(spec.mean), torch.tensor(spec.std)
+    return (images - mean[:, None, None]) / std[:, None, None]
+
+
+def save(model: nn.Module, path: str | Path, notes: dict[str, str]) -> None:
+    """Write the weights in float16 (half the size; read back as float32) with their provenance."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {key: value.detach().half().contiguous() for key, value in model.state_dict().items()}
+    beside = path.with_name(f".{path.name}.part")
+    save_file(state, beside, metadata=notes)
+    os.replace(beside, path)
+
+
+def provenance(recipe: Recipe, step: int, seconds: float, accuracy: float) -> dict[str, str]:
+    """Return the notes kept in the weights file."""
+    return {
+        "command": f"python -m fedscale.models.pretrain --images {recipe.images} "
+        f"--seed {recipe.seed} --batch {recipe.batch} --lr {recipe.lr:g}",
+        "seed": str(recipe.seed),
+        "images": str(step * recipe.batch),
+        "steps": f"{step} of {recipe.steps}",
+        "seconds": f"{seconds:.0f}",
+        "threads": str(torch.get_num_threads()),
+        "precision": "bfloat16" if _has_bfloat16() else "float32",
+        "training accuracy": f"{accuracy:.3f} over {formula.CLASSES} classes",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def features(model: nn.Module, images: np.ndarray) -> np.ndarray:
+    """Return CLS features (N, d) of uint8 images (N, H, W, 3), resized to `nano`'s input."""
+    side = backbone.BACKBONES["nano"].image_size
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(images), 512):
+            block = torch.from_numpy(images[start : start + 512]).permute(0, 3, 1, 2).float() / 255
+            block = nn.functional.interpolate(
+                block, size=(side, side), mode="bilinear", antialias=True, align_corners=False
+            )
+            parts.append(model(normalise(block)).numpy())
+    return np.concatenate(parts)
+
+
+def linear_probe(
+    train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray
+) -> tuple[float, float]:
+    """Return (test accuracy, C) of a logistic regression on features (N, d), labels (N,).
+
+    Features are standardised by the training set. C is the one of `PROBE_C` that scores best on
+    a stratified fifth of the training set (seed 0; the smallest of equals), then all is refitted.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(train_x)
+    train_x, test_x = scaler.transform(train_x), scaler.transform(test_x)
+
+    def score(strength: float, x: np.ndarray, y: np.ndarray, v: np.ndarray, w: np.ndarray) -> float:
+        return float(LogisticRegression(C=strength, max_iter=1000).fit(x, y).score(v, w))
+
+    fit_x, held_x, fit_y, held_y = train_test_split(
+        train_x, train_y, test_size=0.2, random_state=0, stratify=train_y
+    )
+    best = max(PROBE_C, key=lambda strength: score(strength, fit_x, fit_y, held_x, held_y))
+    return score(best, train_x, train_y, test_x, test_y), best
+
+
+def probe(models: dict[str, nn.Module], train_size: int = 0, test_size: int = 0) -> Table:
+    """Return the table of probe accuracies, a row per offline domain and a column per model.
+
+    Sizes are images per domain, 0 for all.
+    """
+    from fedscale.data import catalogue
+
+    data = catalogue.load(DOMAINS, train_size, test_size)
+    table = Table("domain", "train", "test", *models, title="Linear probe on frozen CLS features")
+    for number, domain in enumerate(data.domains):
+        labels = [part.labels[part.domains == number] for part in (data.train, data.test)]
+        cells = []
+        for model in models.values():
+            x = [features(model, part.images[number]) for part in (data.train, data.test)]
+            accuracy, strength = linear_probe(x[0], labels[0], x[1], labels[1])
+            cells.append(f"{accuracy:.3f} (C={strength:g})")
+        table.add_row(domain, str(len(labels[0])), str(len(labels[1])), *cells)
+    return table
+
+
+_EMBEDDINGS = ("pos_embed", "cls_token")
+
+
+def _has_bfloat16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _run(recipe: Recipe, out: Path, every: int) -> None:
+    began = time.perf_counter()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), refresh_per_second=1) as progress:
+        task = progress.add_task("nano", total=recipe.steps)
+        recent = [0.0, 0.0]
+
+        def on_step(step: int, loss: float, accuracy: float, model: VisionTransformer) -> None:
+            keep = min(0.98, 1 - 1 / step)
+            recent[:] = [
+                keep * old + (1 - keep) * new
+                for old, new in zip(recent, (loss, accuracy), strict=True)
+            ]
+            seconds = time.perf_counter() - began
+            text = (
+                f"step {step}/{recipe.steps} loss {recent[0]:.3f} accuracy {recent[1]:.3f} "
+                f"{step * recipe.batch / seconds:.0f} images/s"
+            )
+            progress.update(task, completed=step, description=text)
+            if step % every == 0 or step == recipe.steps:
+                save(model, out, provenance(recipe, step, seconds, recent[1]))
+                progress.console.print(text, highlight=False)
+
+        train(recipe, on_step)
+
+
+@click.command()
+@click.option("--images", default=Recipe.images, show_default=True, type=click.IntRange(1))
+@click.option("--batch", default=Recipe.batch, show_default=True, type=click.IntRange(2))
+@click.option("--lr", default=Recipe.lr, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--seed", default=Recipe.seed, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--out", default="nano.safetensors", show_default=True, type=click.Path(path_type=Path)
+)
+@click.option("--every", default=250, show_default=True, help="Steps between checkpoints.")
+@click.option("--threads", default=0, help="Threads of torch; 0 leaves its own choice.")
+@click.option(
+    "--probe",
+    "probed",
+    is_flag=False,
+    flag_value="pretrained",
+    help="Train nothing: print the probe table of PATH (default: the shipped weights).",
+)
+def main(
+    images: int,
+    batch: int,
+    lr: float,
+    seed: int,
+    out: Path,
+    every: int,
+    threads: int,
+    probed: str | None,
+) -> None:
+    """Pre-train `nano` on images made by formula, or probe what a training made."""
+    if threads:
+        torch.set_num_threads(threads)
+    if probed is None:
+        _run(Recipe(images=images, batch=batch, lr=lr, seed=seed), out, every)
+        return
+    try:
+        trained = backbone.build("nano", probed)
+    except backbone.WeightsUnavailable as error:
+        raise click.ClickException(str(error)) from None
+    file = backbone.ASSETS / "nano.safetensors" if probed == "pretrained" else Path(probed)
+    console = Console()
+    for key, value in backbone.metadata(file).items():
+        console.print(f"{key}: {value}", highlight=False)
+    console.print(probe({"untrained": backbone.build("nano", "random"), "trained": trained}))
+
+
+if __name__ == "__main__":
+    main()

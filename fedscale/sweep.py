@@ -1,0 +1,144 @@
+"""A sweep: base configuration + space + searcher → Tune → Parquet, then a table and a figure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from fedscale import checkpoint, cluster, store
+from fedscale.config import ConfigError, RunConfig, parse_overrides
+from fedscale.options import run_command, sweep_options
+from fedscale.presets import preset
+
+Report = Callable[[str, str], Sequence[Path]]
+"""(results, sweep) → the files it wrote; prints the table."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How one key is swept: the values of a grid, and the interval or choices of a search."""
+
+    grid: tuple[Any, ...]
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+    def domain(self) -> Any:
+        """Return the Tune domain of a search: the interval, or the grid's values as choices."""
+        from ray import tune
+
+        if self.low == self.high:
+            return tune.choice(list(self.grid))
+        return (tune.loguniform if self.log else tune.uniform)(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration of a sweep, run once per seed."""
+
+    overrides: Mapping[str, Any]
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks of a sweep: the shared flags of every sweep script."""
+
+    scale: str = "offline"
+    search: str = "grid"
+    num_samples: int = 0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    workers: int = 1
+    address: str = "auto"
+    results: str = "results"
+    resume: bool = False
+    fresh: bool = False
+    dry_run: bool = False
+    shared_path: bool = False
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep script's own part; `main()` is the rest."""
+
+    name: str
+    method: str
+    space: Mapping[str, Axis]
+    report: Report
+    references: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """label → overrides of runs that the swept ones are set beside."""
+    metric: str = "accuracy_mean"
+    mode: str = "max"
+    penalty: float = 0.0
+    """The metric of a diverged run, as a search sees it."""
+    about: str = ""
+    advice: str = ""
+    """What to type next; printed at the end."""
+
+    def base(self, request: Request) -> RunConfig:
+        """Return the configuration that points change."""
+        layout = {"workers": request.workers, **request.overrides}
+        return preset(self.method, request.scale, layout)
+
+    def points(self) -> list[Point]:
+        """Return the grid: every combination of the axes' values."""
+        found: list[dict[str, Any]] = [{}]
+        for key, axis in self.space.items():
+            found = [{**point, key: value} for point in found for value in axis.grid]
+        return [Point(point) for point in found]
+
+    def reference_points(self) -> list[Point]:
+        """Return the points that the swept ones are compared with."""
+        return [Point(overrides, label) for label, overrides in self.references.items()]
+
+    def main(self) -> None:
+        """Read the command line and run the sweep; ends the process (2 = bad input)."""
+        command = sweep_options(self.name, self.about, list(self.space), self._from_flags)
+        sys.exit(run_command(command))
+
+    def _from_flags(self, overrides: Sequence[str], **flags: Any) -> int:
+        swept = parse_overrides(overrides)
+        for key in swept:
+            if key in self.space:
+                raise ConfigError(f"{key}={swept[key]}: this sweep sets it; leave it out")
+        return self.run(Request(overrides=swept, **flags))
+
+    def run(self, request: Request) -> int:
+        """Run the sweep; return the process's exit status: 0, or 1 when runs failed.
+
+        Raises:
+            ConfigError: bad input, before anything starts.
+        """
+        from fedscale import tuning
+
+        console = Console(soft_wrap=True)
+        plan = tuning.Plan.make(self, request)
+        if request.dry_run:
+            plan.describe(console)
+            return 0
+        plan.check_storage()
+        plan.skip_completed(console)
+        tuning.execute(plan, console)
+        return self.finish(plan, console)
+
+    def finish(self, plan: Any, console: Console) -> int:
+        """Print the table, draw the figure, say where things are and what to type next."""
+        written = self.report(plan.request.results, self.name)
+        runs = store.load(plan.folder, "runs")
+        bad = runs[~runs["status"].isin(["completed"]) & runs["run_id"].isin(plan.run_ids)]
+        for _, row in bad.iterrows():
+            console.print(f"{row['run_id']}: {row['status']}: {row['reason']}")
+        console.print(f"records: {plan.folder} (runs, rounds, clients: Parquet)")
+        for path in written:
+            console.print(f"figure:  {path}")
+        if self.advice:
+            console.print(f"next:    {self.advice}")
+        return 1 if (bad["status"] == "failed").any() else 0
