@@ -10,19 +10,23 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedscale import store
+from fedscale import files
 
 State = dict[str, np.ndarray]
 
 
-def _name(run_id: str) -> str:
-    return f"_state/{run_id}.safetensors"
+def _place(root: str, sweep: str, run_id: str) -> str:
+    return files.join(root, f"{sweep}/_state/{run_id}.safetensors")
 
 
 def write(root: str, sweep: str, run_id: str, round: int, state: State) -> None:
-    """Write a run's payload after `round`; replaces the one before at once."""
-    content = save({**state, "round": np.array(round)})
-    store.write_bytes(root, f"{sweep}/{_name(run_id)}", content)
+    """Write a run's payload after `round`; it replaces the one before at once.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    system, path = files.locate(_place(root, sweep, run_id))
+    files.put(system, path, save({**state, "round": np.array(round)}))
 
 
 def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
@@ -30,16 +34,19 @@ def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
 
     A file that is no valid state (damaged by someone else) counts as none: the run starts over.
     """
-    content = store.read_bytes(root, f"{sweep}/{_name(run_id)}") if root else None
-    if content is None:
+    if not root:
         return None
+    system, path = files.locate(_place(root, sweep, run_id))
     try:
-        state = load(content)
-    except SafetensorError:
+        with system.open_input_file(path) as source:
+            state = load(source.read())
+        return int(state.pop("round")), state
+    except (OSError, SafetensorError, KeyError):
         return None
-    return int(state.pop("round")), state
 
 
 def remove(root: str, sweep: str, run_id: str) -> None:
     """Forget a run's state, so that it starts over."""
-    store.remove(root, f"{sweep}/{_name(run_id)}")
+    system, path = files.locate(_place(root, sweep, run_id))
+    if system.get_file_info(path).is_file:
+        system.delete_file(path)

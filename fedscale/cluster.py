@@ -119,7 +119,9 @@ def share_of_gpu(config: RunConfig, gpus: float) -> float:
     """
     share = gpu_share(config.gpus_per_worker)
     if share < 0:
-        return 1.0 if gpus >= max(len(config.blocks()), 1) else min(gpus, 1.0) and _fit(config, gpus)
+        return (
+            1.0 if gpus >= max(len(config.blocks()), 1) else min(gpus, 1.0) and _fit(config, gpus)
+        )
     if share == 0:
         return 0.0
     workers = len(config.blocks())

@@ -39,28 +39,70 @@ def sweep_options(
 ) -> click.Command:
     """Return the command of a sweep script."""
 
-    @click.command(name=name, help=f"{about}\n\nSweeps {', '.join(keys)}; KEY=VALUE changes the "
-                   "rest of the configuration (for example rounds=6 graph.name=ring).")
-    @click.option("--scale", default="offline", type=click.Choice(["offline", "paper"]),
-                  show_default=True, help="Data, backbone and budget.")
-    @click.option("--search", default="grid", type=click.Choice(["grid", "optuna"]),
-                  show_default=True, help="Every point of the grid, or Optuna's suggestions.")
-    @click.option("--num-samples", default=16, type=click.IntRange(1, 100_000), show_default=True,
-                  help="Suggestions of an Optuna search.")
-    @click.option("--seeds", default="0,1,2", type=Seeds(), show_default=True,
-                  help="Every point is run once per seed.")
-    @click.option("--workers", default=1, type=click.IntRange(0, 100_000), show_default=True,
-                  help="Client workers per run (0: clients live in the trial's own process).")
-    @click.option("--address", default="auto", show_default=True,
-                  help="Ray cluster: auto (a running one, else local), local, or host:port.")
-    @click.option("--results", default="results", show_default=True,
-                  help="Folder or URI (s3://…, gs://…) of the records.")
+    @click.command(
+        name=name,
+        help=f"{about}\n\nSweeps {', '.join(keys)}; KEY=VALUE changes the "
+        "rest of the configuration (for example rounds=6 graph.name=ring).",
+    )
+    @click.option(
+        "--scale",
+        default="offline",
+        type=click.Choice(["offline", "paper"]),
+        show_default=True,
+        help="Data, backbone and budget.",
+    )
+    @click.option(
+        "--search",
+        default="grid",
+        type=click.Choice(["grid", "optuna"]),
+        show_default=True,
+        help="Every point of the grid, or Optuna's suggestions.",
+    )
+    @click.option(
+        "--num-samples",
+        default=16,
+        type=click.IntRange(1, 100_000),
+        show_default=True,
+        help="Suggestions of an Optuna search.",
+    )
+    @click.option(
+        "--seeds",
+        default="0,1,2",
+        type=Seeds(),
+        show_default=True,
+        help="Every point is run once per seed.",
+    )
+    @click.option(
+        "--workers",
+        default=1,
+        type=click.IntRange(0, 100_000),
+        show_default=True,
+        help="Client workers per run (0: clients live in the trial's own process).",
+    )
+    @click.option(
+        "--address",
+        default="auto",
+        show_default=True,
+        help="Ray cluster: auto (a running one, else local), local, or host:port.",
+    )
+    @click.option(
+        "--results",
+        default="results",
+        show_default=True,
+        help="Folder or URI (s3://…, gs://…) of the records.",
+    )
     @click.option("--resume", is_flag=True, help="Go on from the last committed rounds.")
     @click.option("--fresh", is_flag=True, help="Repeat runs that are complete in the records.")
-    @click.option("--shared-path", is_flag=True,
-                  help="The results folder is on a disk that all nodes of the cluster share.")
-    @click.option("--dry-run", is_flag=True,
-                  help="Print the configuration, the number of runs and what they will ask for.")
+    @click.option(
+        "--shared-path",
+        is_flag=True,
+        help="The results folder is on a disk that all nodes of the cluster share.",
+    )
+    @click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Print the configuration, the number of runs and what they will ask for.",
+    )
     @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
     def command(**flags: Any) -> int:
         return run(**flags)

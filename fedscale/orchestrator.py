@@ -21,17 +21,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from fedscale import checkpoint, store
-from fedscale.config import RunConfig, gpu_share
+from fedscale import checkpoint, metrics, store
+from fedscale.config import RunConfig
 from fedscale.data import partition
-from fedscale.metrics import payload_bytes
+from fedscale.graphs import mixing
 from fedscale.regimes import gossip
-from fedscale.worker import Block, ClientFailed, Diverged, InlinePool, Problem, RayPool
+from fedscale.worker import Block, Diverged, InlinePool, RayPool
 
 WINDOW = 4
 """Rounds in flight before the orchestrator waits for the oldest."""
+
+MEASURED = (
+    "accuracy_mean",
+    "accuracy_min",
+    "accuracy_max",
+    "accuracy_std",
+    "accuracy_averaged",
+    "consensus_error",
+    "prompt_norm",
+    "measure_seconds",
+)
+"""Columns of `rounds` that only measured rounds have."""
 
 Pool = InlinePool | RayPool
 
@@ -81,10 +92,15 @@ class RoundOrchestrator:
             allow_empty=d.allow_empty,
             seed=config.seed,
         )
-        self.homes = _homes(self.parts, dataset)
-        self.facts = self._all("setup", [
-            (config, problem, clients, [self.parts[c] for c in clients]) for clients in self.layout
-        ])[0]
+        homes = partition.home_domains(self.parts, dataset.train.domains)
+        self.homes = [dataset.domains[home] if home >= 0 else "" for home in homes]
+        self.facts = self._all(
+            "setup",
+            [
+                (config, problem, clients, [self.parts[c] for c in clients])
+                for clients in self.layout
+            ],
+        )[0]
         self.started, self.seconds = _now(), 0.0
         self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": []}
         self.committed = 0
@@ -115,7 +131,9 @@ class RoundOrchestrator:
             start_round=self.committed + 1,
         )
 
-    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], returns: int = 1) -> list[Any]:
+    def _ask(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], returns: int = 1
+    ) -> list[Any]:
         return [
             self.pool.call(index, method, *args, returns=returns)
             for index, args in enumerate(arguments)
@@ -169,15 +187,21 @@ class RoundOrchestrator:
             trained = [block for block, _ in answers]
             train_stats = [stats for _, stats in answers]
         needed = [
-            [bool(step.weights[mine.start : mine.stop, c.start : c.stop].any()) for c in self.layout]
+            [
+                bool(step.weights[mine.start : mine.stop, c.start : c.stop].any())
+                for c in self.layout
+            ]
             for mine in self.layout
         ]
         answers = self._ask(
             "mix",
             [
-                (step, previous[i], trained[i], *(
-                    block if use else None for block, use in zip(trained, row, strict=True)
-                ))
+                (
+                    step,
+                    previous[i],
+                    trained[i],
+                    *(block if use else None for block, use in zip(trained, row, strict=True)),
+                )
                 for i, row in enumerate(needed)
             ],
             returns=2,
@@ -192,18 +216,16 @@ class RoundOrchestrator:
         trained = [self.pool.get(s) for s in train_stats if s is not None]
         mixed = [self.pool.get(s) for s in mix_stats]
         loss = np.concatenate([s["loss"] for s in trained]) if trained else np.array([np.nan])
-        neighbours = ((step.weights != 0).sum(axis=1) - 1)[step.active]
-        spec = self.config
-        total, prompts = payload_bytes(mixed[0]["shapes"])
-        sent = float(neighbours.mean()) if len(neighbours) else 0.0
+        links = metrics.messages(step.weights)
+        whole, prompts = mixed[0]["bytes"]
         return {
-            "run_id": spec.run_id,
+            **dict.fromkeys(MEASURED),
             "round": step.round,
             "phase": step.phase,
-            "loss": float(np.nanmean(loss)) if np.isfinite(loss).any() else float("nan"),
-            "rho": step.rho,
-            "bytes_sent": sent * (total if spec.merge.head == "mixed" else prompts),
-            "bytes_prompts": sent * prompts,
+            "loss": float(np.nanmean(loss)) if np.isfinite(loss).any() else None,
+            "rho": mixing.mixing_factor(step.weights),
+            "bytes_sent": links * (whole if self.config.merge.head == "mixed" else prompts),
+            "bytes_prompts": links * prompts,
             "train_seconds": sum(s["seconds"] for s in trained),
             "merge_seconds": sum(s["seconds"] for s in mixed),
             "active_clients": int(step.active.sum()),
@@ -229,7 +251,6 @@ class RoundOrchestrator:
         }
         clients = [
             {
-                "run_id": self.config.run_id,
                 "round": step.round,
                 "client": client,
                 "domain": home,
@@ -259,9 +280,9 @@ class RoundOrchestrator:
     def _record(self, status: str, reason: str = "") -> None:
         self.run_record = {
             "run_id": self.config.run_id,
-            "sweep": self.sink.sweep,
             "method": self.config.method,
             "label": self.sink.label,
+            "seed": self.config.seed,
             "config": self.config.json_text(),
             "status": status,
             "reason": reason,
@@ -272,19 +293,9 @@ class RoundOrchestrator:
             "precision": self.facts["precision"],
             "start": self.started,
             "seconds": self.seconds,
-            **{k: v for k, v in self.config.flat().items() if k not in ("method", "precision")},
         }
         if self.sink.root:
             store.write_run(self.sink.root, self.sink.sweep, self.run_record)
-
-
-def _homes(parts: Sequence[np.ndarray], dataset: Any) -> list[str]:
-    """Return the domain that most of each client's samples come from ("" for an empty client)."""
-    domains = dataset.train.domains
-    return [
-        dataset.domains[int(np.bincount(domains[part]).argmax())] if len(part) else ""
-        for part in parts
-    ]
 
 
 def _now() -> str:

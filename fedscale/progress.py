@@ -25,7 +25,7 @@ class SweepProgress(tune.Callback):
         self.console, self.metric, self.mode = console, metric, mode
         self.total_runs, self.runs = runs, 0
         self.best: float | None = None
-        self.best_run = ""
+        self.run_ids: set[str] = set()
         self.bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -57,12 +57,13 @@ class SweepProgress(tune.Callback):
     ) -> None:
         """Take a measured round."""
         value = float(result["latest"])
+        self.run_ids.add(str(result["run_id"]))
         over = result["status"] != "running"
         if over:
             self.runs += 1
             better = self.best is None or (value > self.best) == (self.mode == "max")
             if better and result["status"] == "completed":
-                self.best, self.best_run = value, str(result["run_id"])
+                self.best = value
         best = "" if self.best is None else f"best {self.metric} {self.best:.4f}"
         self.bar.update(
             self.task, advance=result["rounds_done"], description=self._title(), best=best

@@ -14,55 +14,66 @@ stacked, with nulls where a table has no such column (`all-columns.parquet` sort
 first file decides the columns).
 
 A file's name says its content, so a replay overwrites it. Locally a file appears by rename, after
-it is on the disk; in an object store by one put. Names starting with "." are never read.
+it is on the disk; in an object store when its upload is complete. Names starting with "." are never read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import numbers
 import os
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from fedscale import files
+from fedscale.files import Place, StoreError
+
 _ID = pa.dictionary(pa.int32(), pa.string())
 _FLOAT, _LONG, _INT, _TEXT = pa.float64(), pa.int64(), pa.int32(), pa.string()
 
 
-def _schema(keys: Mapping[str, pa.DataType], measures: Mapping[str, pa.DataType]) -> pa.Schema:
-    fields = [pa.field(name, kind, nullable=False) for name, kind in keys.items()]
-    return pa.schema(fields + [pa.field(name, kind) for name, kind in measures.items()])
+def _schema(*columns: tuple[pa.DataType, str]) -> pa.Schema:
+    """Columns as (type, names); a "!" after a name = never null."""
+    return pa.schema(
+        pa.field(name.rstrip("!"), kind, nullable=not name.endswith("!"))
+        for kind, names in columns
+        for name in names.split()
+    )
 
-
-_ACCURACY = ("accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std", "accuracy_averaged")
-_SECONDS = ("train_seconds", "merge_seconds", "measure_seconds")
 
 SCHEMAS: dict[str, pa.Schema] = {
     "runs": _schema(
-        dict.fromkeys(("sweep", "method", "label", "config", "status"), _TEXT) | {"seed": _LONG},
-        dict.fromkeys(("reason", "versions", "revision", "device", "precision", "start"), _TEXT)
-        | {"threads": _INT, "seconds": _FLOAT},
-    ).insert(0, pa.field("run_id", _ID, nullable=False)),
+        (_ID, "run_id!"),
+        (_TEXT, "sweep! method! label! config!"),
+        (_LONG, "seed!"),
+        (_TEXT, "status! reason versions revision device precision start"),
+        (_INT, "threads"),
+        (_FLOAT, "seconds"),
+    ),
     "rounds": _schema(
-        {"run_id": _ID, "round": _INT, "phase": _TEXT},
-        dict.fromkeys((*_ACCURACY, "loss", "consensus_error", "prompt_norm", "rho"), _FLOAT)
-        | dict.fromkeys(("bytes_sent", "bytes_prompts"), _LONG)
-        | dict.fromkeys(_SECONDS, _FLOAT)
-        | {"active_clients": _INT},
+        (_ID, "run_id!"),
+        (_INT, "round!"),
+        (_TEXT, "phase!"),
+        (_FLOAT, "accuracy_mean accuracy_min accuracy_max accuracy_std accuracy_averaged"),
+        (_FLOAT, "loss consensus_error prompt_norm rho"),
+        (_LONG, "bytes_sent bytes_prompts"),
+        (_FLOAT, "train_seconds merge_seconds measure_seconds"),
+        (_INT, "active_clients"),
     ),
     "clients": _schema(
-        {"run_id": _ID, "round": _INT, "client": _INT},
-        {"domain": _TEXT, "samples": _LONG, "accuracy": _FLOAT, "loss": _FLOAT, "prompts": _INT},
+        (_ID, "run_id!"),
+        (_INT, "round! client!"),
+        (_TEXT, "domain"),
+        (_LONG, "samples"),
+        (_FLOAT, "accuracy loss"),
+        (_INT, "prompts"),
     ),
 }
 """Columns of the tables. Accuracies are shares (0 to 1) over clients, on the global test set;
@@ -70,60 +81,11 @@ bytes are sums over the clients of a round, seconds are wall time of a round; nu
 `runs` has one more column per leaf of `config` (canonical JSON), named by its dotted key."""
 
 STATUSES = ("running", "completed", "diverged", "failed")
-_JOINED = ("label", "method", "seed", "status")
+_JOINED = ("label", "method", "seed", "status", "precision")
 _ALL_COLUMNS = "all-columns.parquet"
 
 
-class StoreError(RuntimeError):
-    """Records cannot be written or read; one line naming the place and the reason."""
-
-
-def join(root: str | os.PathLike[str], *names: str) -> str:
-    """Append path parts to a folder or URI (before the URI's query, where there is one)."""
-    base, mark, query = os.fspath(root).partition("?") if "://" in str(root) else (root, "", "")
-    return "/".join([os.fspath(base).rstrip("/"), *names]) + mark + query
-
-
-def check_writable(root: str | os.PathLike[str]) -> None:
-    """Try to write below `root` and leave nothing behind, not even `root` if it was not there.
-
-    Raises:
-        StoreError: nothing can be written there, and why.
-    """
-    files, folder = _locate(root)
-    probe = f"{folder}/.writable-{uuid.uuid4().hex}"
-    if not _is_local(files):
-        _put(files, probe, b"")
-        with _named(probe):
-            files.delete_file(probe)
-        return
-    made = folder
-    missing = []
-    while not os.path.lexists(made):
-        missing.append(made)
-        made = os.path.dirname(made)
-    try:
-        _put(files, probe, b"")
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(probe)
-        for path in missing:
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-
-
-def write_bytes(root: str | os.PathLike[str], name: str, data: bytes) -> str:
-    """Write a file that is no record (a figure) below `root`, atomically; return where it is.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
-    files, folder = _locate(root)
-    _put(files, f"{folder}/{name}", data)
-    return join(root, name)
-
-
-def write_run(root: str | os.PathLike[str], sweep: str, record: Mapping[str, Any]) -> str:
+def write_run(root: Place, sweep: str, record: Mapping[str, Any]) -> str:
     """Write a run's row, over an earlier one; return the path of the file.
 
     Args:
@@ -142,22 +104,23 @@ def write_run(root: str | os.PathLike[str], sweep: str, record: Mapping[str, Any
         raise ValueError(
             f"runs.status={record.get('status')!r}: allowed values: {', '.join(STATUSES)}"
         )
-    row = {"sweep": sweep, **record}
-    table = _table("runs", SCHEMAS["runs"], [row])
-    for key, value in _leaves(json.loads(record["config"])):
-        if key not in table.column_names:
+    table = _table("runs", SCHEMAS["runs"], [{**record, "sweep": sweep}])
+    for key, value in _leaves(_config(record["config"])):
+        if key in SCHEMAS["rounds"].names or key in SCHEMAS["clients"].names:
+            raise ValueError(f"runs.config: {key}={value!r}: the name is a column of another table")
+        if key not in SCHEMAS["runs"].names:
             table = table.append_column(key, pa.array([value], _leaf_type(key, value)))
-    files, folder = _locate(join(root, sweep))
+    system, folder = files.locate(files.join(root, sweep))
     unified = pa.unify_schemas([SCHEMAS["rounds"], SCHEMAS["clients"], table.schema])
     nullable = pa.schema([field.with_nullable(True) for field in unified])
-    _put(files, f"{folder}/{_ALL_COLUMNS}", _parquet(nullable.empty_table()))
+    files.put(system, f"{folder}/{_ALL_COLUMNS}", _parquet(nullable.empty_table()))
     path = f"{folder}/runs/run_id={run_id}/run.parquet"
-    _put(files, path, _parquet(table))
+    files.put(system, path, _parquet(table))
     return path
 
 
 def write_rounds(
-    root: str | os.PathLike[str],
+    root: Place,
     sweep: str,
     run_id: str,
     table: str,
@@ -167,7 +130,8 @@ def write_rounds(
 ) -> str:
     """Write the rows of the rounds first..last of a recorded run; return the path of the file.
 
-    The same range overwrites; files of ranges inside the new one are removed after it is there.
+    The same range overwrites. A range inside of one that is there is not written again, and
+    files of ranges inside the new one are removed once it is there, so no round is there twice.
 
     Args:
         root: folder or URI of the results.
@@ -182,7 +146,7 @@ def write_rounds(
     Raises:
         ValueError: a field is missing, unknown or of the wrong type; rows outside of the range.
         StoreError: the run has no record (never written, or its folder was removed), or the
-            file cannot be written.
+            file cannot be written; a file that overlaps the range in part.
     """
     _check_names(sweep, run_id)
     if table not in ("rounds", "clients"):
@@ -196,38 +160,45 @@ def write_rounds(
     keys = {(row["round"], row.get("client")) for row in rows}
     if len(keys) < len(rows) or any(not first <= number <= last for number in seen):
         raise ValueError(f"{table}: a row is double or not of the rounds {first}..{last}")
-    files, folder = _locate(join(root, sweep))
+    system, folder = files.locate(files.join(root, sweep))
     record = f"{folder}/runs/run_id={run_id}/run.parquet"
-    with _named(record):
-        if files.get_file_info(record).type != fs.FileType.File:
+    with files.named(record):
+        if system.get_file_info(record).type != fs.FileType.File:
             raise StoreError(f"{record}: no record of this run; was the results folder removed?")
-    name = f"run_id={run_id}/{table}-{first:05d}-{last:05d}.parquet"
-    path = f"{folder}/{table}/{name}"
-    _put(files, path, _parquet(data))
-    for other, _, begin, end in _listed(files, f"{folder}/{table}/run_id={run_id}", table):
-        if first <= begin and end <= last and (begin, end) != (first, last):
-            with _named(other):
-                files.delete_file(other)
+    path = f"{folder}/{table}/run_id={run_id}/{table}-{first:05d}-{last:05d}.parquet"
+    superseded = []
+    for other, _, begin, end in _listed(system, f"{folder}/{table}/run_id={run_id}", table):
+        if other == path or end < first or last < begin:
+            continue
+        if begin <= first and last <= end:
+            return other
+        if not (first <= begin and end <= last):
+            raise StoreError(f"{other}: overlaps the rounds {first}..{last}; discard the run first")
+        superseded.append(other)
+    files.put(system, path, _parquet(data))
+    for other in superseded:
+        with files.named(other):
+            system.delete_file(other)
     return path
 
 
-def discard(root: str | os.PathLike[str], sweep: str, run_id: str) -> None:
-    """Remove all records of a run, before it starts anew: its row first, then its rounds.
+def discard(root: Place, sweep: str, run_id: str) -> None:
+    """Remove all records of a run, before it starts anew.
 
     Raises:
         StoreError: something cannot be removed.
     """
     _check_names(sweep, run_id)
-    files, folder = _locate(join(root, sweep))
-    for table in SCHEMAS:
+    system, folder = files.locate(files.join(root, sweep))
+    for table in ("rounds", "clients", "runs"):
         path = f"{folder}/{table}/run_id={run_id}"
-        with _named(path):
-            if files.get_file_info(path).type == fs.FileType.Directory:
-                files.delete_dir(path)
+        with files.named(path):
+            if system.get_file_info(path).type == fs.FileType.Directory:
+                system.delete_dir(path)
 
 
 def load(
-    path_or_uri: str | os.PathLike[str],
+    path_or_uri: Place,
     table: str = "rounds",
     where: Mapping[str, Any] | None = None,
 ) -> pd.DataFrame:
@@ -239,8 +210,8 @@ def load(
         where: rows to keep, as column → value or list of values.
 
     Returns:
-        The table's columns; for `rounds` and `clients` also the run's label, method, seed, status
-        and one column per configuration key (`merge.epsilon`), so that one can group by them.
+        The table's columns; for `rounds` and `clients` also the run's label, method, seed, status,
+        precision and one column per configuration key, so that one can group by "merge.epsilon".
         Sorted by the configuration keys that vary over the sweep, seed, round and client.
 
     Raises:
@@ -249,13 +220,13 @@ def load(
     """
     if table not in SCHEMAS:
         raise ValueError(f"table={table!r}: allowed values: {', '.join(SCHEMAS)}")
-    files, folder = _locate(path_or_uri)
-    runs = _load_runs(files, folder, os.fspath(path_or_uri))
+    system, folder = files.locate(path_or_uri)
+    runs = _load_runs(system, folder, os.fspath(path_or_uri))
     leaves = [name for name in runs.columns if name not in SCHEMAS["runs"].names]
     joined = runs if table == "runs" else runs[["run_id", *_JOINED, *leaves]]
     columns = list(dict.fromkeys([*SCHEMAS[table].names, *joined.columns]))
     wanted = {
-        name: list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+        name: list(value) if pd.api.types.is_list_like(value) else [value]
         for name, value in (where or {}).items()
     }
     for name in wanted:
@@ -264,7 +235,7 @@ def load(
     joined = _keep(joined, wanted)
     if table == "runs":
         return joined.reset_index(drop=True)
-    frame = _load_rows(files, folder, table, set(runs["run_id"]), set(joined["run_id"]))
+    frame = _load_rows(system, folder, table, set(runs["run_id"]), set(joined["run_id"]))
     order = dict(zip(joined["run_id"], range(len(joined)), strict=True))
     keys = [name for name in ("round", "client") if name in frame.columns]
     frame = _keep(frame.assign(_order=frame["run_id"].map(order)), wanted)
@@ -272,33 +243,33 @@ def load(
     return frame.merge(joined, on="run_id", how="left")[columns]
 
 
-def completed(root: str | os.PathLike[str], sweep: str) -> frozenset[str]:
+def completed(root: Place, sweep: str) -> frozenset[str]:
     """Return the runs that need not run again: status completed, and every round is there.
 
     Raises:
         StoreError: a file that is not a complete file of this store.
     """
-    files, folder = _locate(join(root, sweep))
-    with _named(folder):
-        if files.get_file_info(f"{folder}/runs").type != fs.FileType.Directory:
+    system, folder = files.locate(files.join(root, sweep))
+    with files.named(folder):
+        if system.get_file_info(f"{folder}/runs").type != fs.FileType.Directory:
             return frozenset()
-    rounds = load(join(root, sweep), "rounds", where={"status": "completed"})
+    rounds = load(files.join(root, sweep), "rounds", where={"status": "completed"})
     configured = rounds.groupby("run_id")["rounds"].first()
     present = rounds.groupby("run_id")["round"].nunique()
     return frozenset(configured.index[present == configured])
 
 
-def sweeps(root: str | os.PathLike[str]) -> list[str]:
+def sweeps(root: Place) -> list[str]:
     """Return the names of the sweeps recorded below `root`, sorted.
 
     Raises:
         StoreError: there is no such folder.
     """
-    files, folder = _locate(root)
-    with _named(folder):
-        inside = files.get_file_info(fs.FileSelector(folder))
+    system, folder = files.locate(root)
+    with files.named(folder):
+        inside = system.get_file_info(fs.FileSelector(folder))
         names = sorted(info.base_name for info in inside if info.type == fs.FileType.Directory)
-        tables = files.get_file_info([f"{folder}/{name}/runs" for name in names])
+        tables = system.get_file_info([f"{folder}/{name}/runs" for name in names])
     return [
         name
         for name, info in zip(names, tables, strict=True)
@@ -306,20 +277,19 @@ def sweeps(root: str | os.PathLike[str]) -> list[str]:
     ]
 
 
-def _load_runs(files: fs.FileSystem, folder: str, given: str) -> pd.DataFrame:
-    found = _listed(files, f"{folder}/runs", "runs")
+def _load_runs(system: fs.FileSystem, folder: str, given: str) -> pd.DataFrame:
+    found = _listed(system, f"{folder}/runs", "runs")
     if not found:
-        try:
-            inside = sweeps(given)
-        except StoreError:
-            inside = []
+        inside = sweeps(given)
         hint = f"; sweeps in it: {', '.join(inside)}" if inside else ""
         raise StoreError(f"{given}: not the folder of a sweep (it has no runs table){hint}")
-    tables = _read_all(files, "runs", [(path, run_id) for path, run_id, *_ in found])
+    tables = _read_all(system, "runs", [(path, run_id) for path, run_id, *_ in found])
     try:
         frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
     except pa.ArrowException as error:
-        raise StoreError(f"{folder}/runs: a key has different types in two runs: {error}") from None
+        raise StoreError(
+            f"{folder}/runs: one key has two types ({files.one_line(error)})"
+        ) from None
     frame["run_id"] = frame["run_id"].astype(str)
     leaves = [name for name in frame.columns if name not in SCHEMAS["runs"].names]
     varying = sorted(name for name in leaves if frame[name].nunique(dropna=False) > 1)
@@ -327,13 +297,13 @@ def _load_runs(files: fs.FileSystem, folder: str, given: str) -> pd.DataFrame:
 
 
 def _load_rows(
-    files: fs.FileSystem, folder: str, table: str, known: set[str], chosen: set[str]
+    system: fs.FileSystem, folder: str, table: str, known: set[str], chosen: set[str]
 ) -> pd.DataFrame:
     latest: dict[str, tuple[str, int]] = {}
     paths = []
     # Wider ranges come before the narrower ones that they supersede.
     for path, run_id, begin, end in sorted(
-        _listed(files, f"{folder}/{table}", table), key=lambda file: (file[1], file[2], -file[3])
+        _listed(system, f"{folder}/{table}", table), key=lambda file: (file[1], file[2], -file[3])
     ):
         if run_id not in known:
             raise StoreError(f"{path}: there is no record of this run in {folder}/runs")
@@ -344,7 +314,7 @@ def _load_rows(
             raise StoreError(f"{path}: has rounds {begin}..{covered} that {before} has too")
         latest[run_id] = (path, end)
         paths.append((path, run_id))
-    tables = _read_all(files, table, paths) or [SCHEMAS[table].empty_table()]
+    tables = _read_all(system, table, paths) or [SCHEMAS[table].empty_table()]
     frame = pa.concat_tables(tables).to_pandas()
     return frame.assign(run_id=frame["run_id"].astype(str))
 
@@ -356,10 +326,10 @@ def _keep(frame: pd.DataFrame, wanted: Mapping[str, list[Any]]) -> pd.DataFrame:
     return frame
 
 
-def _listed(files: fs.FileSystem, folder: str, table: str) -> list[tuple[str, str, int, int]]:
+def _listed(system: fs.FileSystem, folder: str, table: str) -> list[tuple[str, str, int, int]]:
     """Return (path, run_id, first, last) of the committed files below a table's folder."""
-    with _named(folder):
-        found = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
+    with files.named(folder):
+        found = system.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
     ranged = r"run" if table == "runs" else rf"{table}-(\d{{5}})-(\d{{5}})"
     pattern = re.compile(rf"run_id=([^/]+)/{ranged}\.parquet$")
     listed = []
@@ -376,16 +346,16 @@ def _listed(files: fs.FileSystem, folder: str, table: str) -> list[tuple[str, st
 
 
 def _read_all(
-    files: fs.FileSystem, table: str, paths: Sequence[tuple[str, str]]
+    system: fs.FileSystem, table: str, paths: Sequence[tuple[str, str]]
 ) -> list[pa.Table]:
     with ThreadPoolExecutor(min(16, len(paths) or 1)) as pool:
-        return list(pool.map(lambda file: _read(files, table, *file), paths))
+        return list(pool.map(lambda file: _read(system, table, *file), paths))
 
 
-def _read(files: fs.FileSystem, table: str, path: str, run_id: str) -> pa.Table:
+def _read(system: fs.FileSystem, table: str, path: str, run_id: str) -> pa.Table:
     schema = SCHEMAS[table]
     try:
-        with files.open_input_file(path) as source:
+        with system.open_input_file(path) as source:
             data = pq.ParquetFile(source).read()
         missing = [f.name for f in schema if f.name not in data.column_names and not f.nullable]
         if missing or set(data["run_id"].to_pylist()) - {run_id}:
@@ -399,7 +369,7 @@ def _read(files: fs.FileSystem, table: str, path: str, run_id: str) -> pa.Table:
         if table == "runs":
             columns |= {n: data[n] for n in data.column_names if n not in schema.names}
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"{path}: not a complete Parquet file ({_one_line(error)})") from None
+        raise StoreError(f"{path}: not a complete Parquet file ({files.one_line(error)})") from None
     return pa.table(columns)
 
 
@@ -415,7 +385,7 @@ def _table(table: str, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> 
             [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
         )
     except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"{table}: {_one_line(error)}") from None
+        raise ValueError(f"{table}: {files.one_line(error)}") from None
 
 
 def _value(table: str, field: pa.Field, value: Any) -> Any:
@@ -432,6 +402,16 @@ def _value(table: str, field: pa.Field, value: Any) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{table}.{field.name}={value!r}: need {field.type}")
     return value
+
+
+def _config(text: str) -> Mapping[str, Any]:
+    try:
+        tree = json.loads(text)
+    except ValueError:
+        tree = None
+    if not isinstance(tree, dict):
+        raise ValueError(f"runs.config={text[:80]!r}: need a JSON object")
+    return tree
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -461,72 +441,3 @@ def _parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue().to_pybytes()
-
-
-def _locate(root: str | os.PathLike[str]) -> tuple[fs.FileSystem, str]:
-    text = os.fspath(root)
-    if "://" not in text:
-        return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
-    try:
-        files, path = fs.FileSystem.from_uri(quote(text, safe="%/:?&=+,;@#~!$'()*[]"))
-    except (pa.ArrowException, OSError, ImportError) as error:
-        raise StoreError(f"{text}: {_one_line(error)}") from None
-    return files, path.rstrip("/")
-
-
-def _is_local(files: fs.FileSystem) -> bool:
-    return files.type_name == "local"
-
-
-def _put(files: fs.FileSystem, path: str, data: bytes) -> None:
-    with _named(path):
-        if not _is_local(files):
-            with files.open_output_stream(path) as sink:
-                sink.write(data)
-            return
-        folder, name = os.path.split(path)
-        _make_folder(folder)
-        partial = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
-        try:
-            with open(partial, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
-        _sync_folder(folder)
-
-
-def _make_folder(folder: str) -> None:
-    if os.path.isdir(folder):
-        return
-    parent = os.path.dirname(folder)
-    _make_folder(parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)
-    _sync_folder(parent)
-
-
-def _sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Turn an operating or object-store error into one line that names the path."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        reason = os.strerror(error.errno) if getattr(error, "errno", None) else _one_line(error)
-        raise StoreError(f"{path}: {reason}") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

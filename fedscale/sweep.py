@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 
-from fedscale import checkpoint, cluster, store
+from fedscale import store
 from fedscale.config import ConfigError, RunConfig, parse_overrides
 from fedscale.options import run_command, sweep_options
 from fedscale.presets import preset

@@ -59,7 +59,8 @@ class Trial(tune.Trainable):
         self._begin(new_config)
         return True
 
-    def _begin(self, point: dict[str, Any]) -> None:
+    def _begin(self, config: dict[str, Any]) -> None:
+        point = config.get("point", config)
         self.label = point.get("label", "")
         self.waiting = self._configs(point)
         self.scores: list[float] = []
@@ -120,7 +121,9 @@ class Trial(tune.Trainable):
             "latest": value,
             "run_id": orchestrator.config.run_id,
             "status": "completed" if over and status == "running" else status,
-            "rounds_done": orchestrator.config.rounds - before if over else orchestrator.committed - before,
+            "rounds_done": orchestrator.config.rounds - before
+            if over
+            else orchestrator.committed - before,
             "done": over and not self.waiting,
         }
 

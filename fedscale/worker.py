@@ -21,6 +21,7 @@ from fedscale.data import catalogue
 from fedscale.data.catalogue import Dataset, Split
 from fedscale.local import cohort, memory
 from fedscale.merge import mean, ot
+from fedscale.metrics import payload_bytes
 from fedscale.models import backbone
 from fedscale.models.prompted import Prompted
 from fedscale.regimes.gossip import Step
@@ -213,29 +214,31 @@ class ClientWorker:
             blocks: the trained block of each worker, in order; None where no neighbour lives.
 
         Returns:
-            The merged block, and {"seconds": float}.
+            The merged block, and {"bytes": (size of a client's payload, of its prompts),
+            "seconds": float}.
         """
         started = time.perf_counter()
         m = self.config.merge
         here = np.arange(self.clients.start, self.clients.stop)
-        columns, received = _gather(self.config.blocks(), blocks)
-        weights = torch.as_tensor(step.weights[np.ix_(here, columns)])
-        position = np.searchsorted(columns, here)
+        received = _join(self.config.blocks(), blocks)
+        weights = torch.as_tensor(step.weights[here])
         merged: dict[str, torch.Tensor] = {}
         for key, value in received.items():
             if key == "prompts" and m.name == "ot":
-                continue
-            if key.startswith("head.") and m.head == "local":
+                merged[key] = self._transport(step, weights != 0, here, previous, value)
+            elif key.startswith("head.") and m.head == "local":
                 merged[key] = torch.as_tensor(own[key].copy())
             else:
                 merged[key] = mean.mean_merge(weights, torch.as_tensor(value))
-        if m.name == "ot":
-            merged["prompts"] = self._transport(step, weights != 0, position, previous, received)
         result = _arrays(merged)
         idle = ~step.active[here]
         for key in result:
             result[key][idle] = own[key][idle]
-        return {key: result[key] for key in own}, {"seconds": time.perf_counter() - started}
+        sizes = payload_bytes(merged), payload_bytes(merged, "prompts")
+        return {key: result[key] for key in own}, {
+            "bytes": sizes,
+            "seconds": time.perf_counter() - started,
+        }
 
     def _transport(
         self,
@@ -243,25 +246,22 @@ class ClientWorker:
         support: torch.Tensor,
         own: np.ndarray,
         previous: Block,
-        received: Block,
+        received: np.ndarray,
     ) -> torch.Tensor:
         """Merge neighbourhoods' prompts by optimal transport (eq. 6–9); `own` are own rows."""
         m = self.config.merge
-        updated = torch.as_tensor(received["prompts"].copy())
+        updated = torch.as_tensor(received)
         if m.start == "previous":
             start = torch.as_tensor(previous["prompts"].copy())
         elif m.start == "updated":
-            start = updated[own]
+            start = updated[torch.as_tensor(own)]
         else:
-            clients = list(self.clients)
-            start = ot.sample_start(
-                support, updated, seed=self.config.seed, round=step.round, clients=clients
-            )
+            start = ot.sample_starts(support, updated, own, seed=self.config.seed, round=step.round)
         merged = ot.merge_neighbourhoods(
             support,
             updated,
             start,
-            own=torch.as_tensor(own),
+            own,
             epsilon=m.epsilon,
             lam=m.lam,
             sigma2=m.sigma2,
@@ -286,7 +286,7 @@ class ClientWorker:
         started = time.perf_counter()
         found = self._evaluate(own)
         if blocks:
-            _, everyone = _gather([range(len(b["prompts"])) for b in blocks], blocks)
+            everyone = _join(self.config.blocks(), blocks)
             mean_state = {key: value.mean(axis=0, keepdims=True) for key, value in everyone.items()}
             prompts = torch.as_tensor(everyone["prompts"])
             found["averaged"] = float(self._evaluate(mean_state)["accuracy"][0])
@@ -312,14 +312,17 @@ def _arrays(payload: dict[str, torch.Tensor]) -> Block:
     return {key: value.detach().cpu().numpy() for key, value in payload.items()}
 
 
-def _gather(
-    layout: Sequence[range], blocks: Sequence[Block | None]
-) -> tuple[np.ndarray, Block]:
-    """Join the blocks that are there; also return the global numbers of their clients."""
-    there = [(clients, block) for clients, block in zip(layout, blocks, strict=True) if block]
-    columns = np.concatenate([np.arange(c.start, c.stop) for c, _ in there])
-    keys = there[0][1].keys()
-    return columns, {key: np.concatenate([block[key] for _, block in there]) for key in keys}
+def _join(layout: Sequence[range], blocks: Sequence[Block | None]) -> Block:
+    """Join blocks to arrays with a leading axis of all M clients; zeros where a block is None."""
+    shapes = next(block for block in blocks if block is not None)
+    whole = {
+        key: np.zeros((layout[-1].stop, *value.shape[1:]), value.dtype)
+        for key, value in shapes.items()
+    }
+    for clients, block in zip(layout, blocks, strict=True):
+        for key, value in (block or {}).items():
+            whole[key][clients.start : clients.stop] = value
+    return whole
 
 
 class InlinePool:

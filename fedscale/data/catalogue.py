@@ -168,9 +168,7 @@ def _domains(name: str) -> tuple[Domain, ...]:
     return CATALOGUE[name]
 
 
-def _domain(
-    domain: Domain, train: bool, size: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _domain(domain: Domain, train: bool, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     key, default = ("train_size", domain.train_size) if train else ("test_size", domain.test_size)
     if size < 0 or 0 < size < domain.classes:
         raise ValueError(

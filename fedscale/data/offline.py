@@ -12,31 +12,40 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedscale import seeds
 from fedscale.data.partition import balanced
 
 ASSETS = Path(__file__).parent / "assets"
-LETTERS = "ABCDEFGHIJ"
 FASHION = {True: 6000, False: 1000}
 DIGITS = {True: 1400, False: 397}
 GLYPHS = {True: 2000, False: 500}
 """Images of each domain, by "is training"; all have 10 classes, balanced except digits' test."""
 
 GLYPH_FONTS = {
-    True: (
-        "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique "
-        "DejaVuSansMono DejaVuSansMono-Bold DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique "
-        "DejaVuSerif DejaVuSerif-Bold DejaVuSerif-Italic DejaVuSerif-BoldItalic "
-        "cmr10 cmb10 cmti10 cmmi10 cmtt10 cmsy10"
-    ).split(),
+    True: [
+        "DejaVuSans",
+        "DejaVuSans-Bold",
+        "DejaVuSans-Oblique",
+        "DejaVuSans-BoldOblique",
+        "DejaVuSansMono",
+        "DejaVuSansMono-Bold",
+        "DejaVuSansMono-Oblique",
+        "DejaVuSansMono-BoldOblique",
+        "DejaVuSerif",
+        "DejaVuSerif-Bold",
+        "DejaVuSerif-Italic",
+        "DejaVuSerif-BoldItalic",
+        "cmr10",
+        "cmb10",
+        "cmti10",
+        "cmmi10",
+        "cmtt10",
+        "cmsy10",
+    ],
     False: ["STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta", "cmss10"],
 }
 """matplotlib's fonts whose A-J are letters; whole families are held out for the test images."""
-
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
 
 _CROPS, _GLYPHS = 1, 2  # keys of the random streams, beside 0 for balanced subsets
 
@@ -52,7 +61,7 @@ def digits(train: bool) -> tuple[Images, Labels]:
     The split holds 140 scans of each digit for training (1,400) and the other 397 for testing.
     """
     gray, labels = _digits()[train]
-    return _rgb(gray), labels
+    return rgb(gray), labels
 
 
 @lru_cache(maxsize=2)
@@ -120,11 +129,7 @@ def _from_sheet(name: str, sizes: dict[bool, int], train: bool) -> tuple[Images,
     rows, columns = sheet.shape[0] // tile, sheet.shape[1] // tile
     tiles = sheet.reshape(rows, tile, columns, tile).transpose(0, 2, 1, 3).reshape(-1, tile, tile)
     gray = tiles[: sizes[True]] if train else tiles[sizes[True] :]
-    return _rgb(gray), np.repeat(np.arange(10), sizes[train] // 10)
-
-
-def _rgb(gray: Images) -> Images:
-    return np.repeat(gray[..., None], 3, axis=-1)
+    return rgb(gray), np.repeat(np.arange(10), sizes[train] // 10)
 
 
 def render_glyphs(train: bool) -> Images:
@@ -143,7 +148,9 @@ def render_glyphs(train: bool) -> Images:
     images = np.empty((total, 32, 32), np.uint8)
     for index in range(total):
         letter = LETTERS[index * len(LETTERS) // total]
-        font = ImageFont.truetype(folder / f"{fonts[index % len(fonts)]}.ttf", rng.integers(88, 121))
+        font = ImageFont.truetype(
+            folder / f"{fonts[index % len(fonts)]}.ttf", rng.integers(88, 121)
+        )
         stroke = int(rng.integers(0, 5))
         canvas = Image.new("L", (128, 128))
         draw = ImageDraw.Draw(canvas)

@@ -1,4 +1,4 @@
-"""Public datasets as files: where they may lie, how they are read, how they are fetched.
+"""Public datasets as files: where they may lie, and how they are fetched.
 
 Searched in this order: `$FEDSCALE_DATA`, the system's folders, the user's cache. A missing one
 is downloaded once per machine, from the addresses and with the checksums that torchvision keeps:
@@ -8,7 +8,6 @@ under a file lock, into a temporary folder that gets its name only when every ch
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import logging
 import os
@@ -19,41 +18,82 @@ import tarfile
 import tempfile
 import urllib.request
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from fedscale.data import formats
+from fedscale.data.formats import LETTERS, Images, Labels, Reader
 
-from fedscale import seeds
-
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
 log = logging.getLogger(__name__)
 
-LOCK_SECONDS = 1800
-CONNECT_SECONDS = 20
-_HELD_OUT = 3  # key of the random streams that split notMNIST
+LOCK_SECONDS = 1800.0
+ANSWER_SECONDS = 20.0
 
 
-class DataUnavailable(RuntimeError):
+class DataUnavailable(RuntimeError):  # noqa: N818
     """Images that cannot be had here; the message is one line that says how to get them."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One dataset on disk: folders (below a root) it may lie in, its files, their reader.
+    """One dataset on disk.
 
-    `read(folder, train, size)` may give more than `size` images; only notMNIST reads by size.
+    Attributes:
+        folders: where it may lie below a root; the first is where it is downloaded to.
+        files: what a folder must hold; a file whose name ends in .gz may be unpacked.
+        read: see formats.py.
+        torchvision: the class that keeps its addresses and checksums, or "".
+        system: other folders to look in.
+        command: what fetches it, when that is not this module; {root} stands for the root.
     """
 
     folders: tuple[str, ...]
     files: tuple[str, ...]
-    read: Callable[[Path, bool, int], tuple[Images, Labels]]
+    read: Reader
+    torchvision: str = ""
     system: tuple[str, ...] = ()
     command: str = ""
+
+
+_IDX = tuple(
+    f"{split}-{content}-ubyte.gz"
+    for split in ("train", "t10k")
+    for content in ("images-idx3", "labels-idx1")
+)
+_CIFAR10 = {True: [f"data_batch_{number}" for number in range(1, 6)], False: ["test_batch"]}
+_CIFAR100 = {True: ["train"], False: ["test"]}
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(("mnist", "MNIST/raw"), _IDX, formats.mnist, "MNIST"),
+    "fmnist": Source(
+        ("fmnist", "fashion-mnist", "FashionMNIST/raw"),
+        _IDX,
+        formats.mnist,
+        "FashionMNIST",
+        system=("/usr/share/datasets/fashion-mnist",),
+        command="sudo apt-get install dataset-fashion-mnist",
+    ),
+    "cifar10": Source(
+        ("cifar10", "cifar-10-batches-py"),
+        (*_CIFAR10[True], *_CIFAR10[False]),
+        formats.cifar(_CIFAR10, "labels"),
+        "CIFAR10",
+    ),
+    "cifar100": Source(
+        ("cifar100", "cifar-100-python"),
+        (*_CIFAR100[True], *_CIFAR100[False]),
+        formats.cifar(_CIFAR100, "fine_labels"),
+        "CIFAR100",
+    ),
+    "svhn": Source(("svhn", "SVHN"), ("train_32x32.mat", "test_32x32.mat"), formats.svhn, "SVHN"),
+    "notmnist": Source(
+        ("notmnist", "notMNIST_large", "notMNIST_small"),
+        tuple(LETTERS),
+        formats.class_folders,
+        command="mkdir -p {root} && curl -L https://commondatastorage.googleapis.com/books1000/"
+        "notMNIST_large.tar.gz | tar xz -C {root}",
+    ),
+}
 
 
 def load(name: str, train: bool, size: int = 0) -> tuple[Images, Labels]:
@@ -72,7 +112,8 @@ def load(name: str, train: bool, size: int = 0) -> tuple[Images, Labels]:
         return SOURCES[name].read(folder, train, size)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise DataUnavailable(
-            f"{name}: {folder} is damaged ({_line(error)}); remove it, then: {how_to_get(name)}"
+            f"{name}: the files in {folder} are damaged ({_line(error)}); "
+            f"remove them, then {how_to_get(name)}"
         ) from error
 
 
@@ -83,10 +124,12 @@ def find(name: str) -> Path | None:
 
 def how_to_get(name: str) -> str:
     """Say in one line where a source's files go and which command fetches them."""
-    source = SOURCES[name]
-    target = _download_root() / source.folders[0]
-    command = source.command or f"python -m fedscale.data.sources {name}"
-    return f"{name}: put {_listing(source.files)} into {target}, or run `{command}`"
+    source, root = SOURCES[name], _roots()[0]
+    command = source.command.format(root=root) or f"python -m fedscale.data.sources {name}"
+    files = f"{', '.join(source.files[:-1])} and {source.files[-1]}"
+    if name == "notmnist":
+        files = f"folders A to J of PNG files ({name})"
+    return f"put {files} into {root / source.folders[0]}, or run `{command}`"
 
 
 def fetch(name: str) -> Path:
@@ -97,47 +140,65 @@ def fetch(name: str) -> Path:
     """
     from filelock import FileLock, Timeout
 
-    source = SOURCES[name]
-    looked = ", ".join(str(path) for path in _places(name))
-    root = _download_root()
+    source, root = SOURCES[name], _roots()[0]
     target = root / source.folders[0]
+    absent = f"{name} is not here: looked in {', '.join(str(path) for path in _places(name))}"
+    if not source.torchvision:
+        raise DataUnavailable(f"{absent}; {how_to_get(name)}")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{name}.lock", timeout=LOCK_SECONDS):
-            if here := find(name):
+            if here := find(name):  # another process has just fetched it
                 return here
             if target.exists():
-                raise OSError(f"{target} lacks {_listing(_lacking(name, target))}")
+                raise OSError(f"{target} exists but lacks {', '.join(_lacking(name, target))}")
+            for left_over in root.glob(f".{name}-*"):  # of a process that was killed
+                shutil.rmtree(left_over)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as scratch:
-                folder = Path(scratch) / "complete"
-                folder.mkdir()
-                for file, addresses, digest in remote(name):
+                complete = Path(scratch) / "complete"
+                complete.mkdir()
+                for file, addresses, digest in remote(source.torchvision):
                     log.info("downloading %s", file)
                     _download(Path(scratch) / file, addresses, digest)
-                    _unpack(Path(scratch) / file, folder, source.files)
-                os.rename(folder, target)
-    except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, Timeout) as error:
+                    _unpack(Path(scratch) / file, complete, source.files)
+                if lacking := _lacking(name, complete):
+                    raise OSError(f"the download lacks {', '.join(lacking)}")
+                os.rename(complete, target)
+    except (OSError, EOFError, zlib.error, tarfile.TarError, Timeout) as error:
         raise DataUnavailable(
-            f"{name} is not here: looked in {looked}; download failed ({_line(error)}); "
+            f"{absent}; download failed ({_line(error)}); "
             f"{how_to_get(name)} where there is a network"
         ) from error
     return target
 
 
-def remote(name: str) -> list[tuple[str, list[str], str]]:
-    """Return (file, addresses to try in turn, MD5) of what is downloaded for a source."""
-    if name not in ("mnist", "fmnist", "cifar10", "cifar100", "svhn"):
-        raise OSError("it has no address that is kept up")
+def remote(kind: str) -> list[tuple[str, list[str], str]]:
+    """Return (file, addresses to try in turn, MD5) of a torchvision dataset's downloads."""
     from torchvision import datasets
 
-    if name in ("mnist", "fmnist"):
-        kind = {"mnist": datasets.MNIST, "fmnist": datasets.FashionMNIST}[name]
-        return [(file, [m + file for m in kind.mirrors], md5) for file, md5 in kind.resources]
-    if name == "svhn":
-        splits = datasets.SVHN.split_list
-        return [(splits[s][1], [splits[s][0]], splits[s][2]) for s in ("train", "test")]
-    cifar = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
-    return [(cifar.filename, [cifar.url], cifar.tgz_md5)]
+    keeper = getattr(datasets, kind)
+    if kind in ("MNIST", "FashionMNIST"):
+        return [(file, [m + file for m in keeper.mirrors], md5) for file, md5 in keeper.resources]
+    if kind == "SVHN":
+        splits = [keeper.split_list[split] for split in ("train", "test")]
+        return [(file, [address], md5) for address, file, md5 in splits]
+    return [(keeper.filename, [keeper.url], keeper.tgz_md5)]
+
+
+def main(names: list[str]) -> int:
+    """Fetch sources by name; print where each lies, or on stderr why it cannot be had."""
+    if not names or any(name not in SOURCES for name in names):
+        print(f"usage: python -m fedscale.data.sources {'|'.join(SOURCES)} ...", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    failed = False
+    for name in names:
+        try:
+            print(f"{name}: {find(name) or fetch(name)}")
+        except DataUnavailable as error:
+            failed = True
+            print(error, file=sys.stderr)
+    return int(failed)
 
 
 def _download(path: Path, addresses: list[str], digest: str) -> None:
@@ -147,7 +208,7 @@ def _download(path: Path, addresses: list[str], digest: str) -> None:
         md5 = hashlib.md5(usedforsecurity=False)
         try:
             with (
-                urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer,
+                urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer,
                 path.open("wb") as out,
             ):
                 while block := answer.read(1 << 20):
@@ -175,173 +236,27 @@ def _unpack(path: Path, folder: Path, files: tuple[str, ...]) -> None:
                     shutil.copyfileobj(content, out)
 
 
-def _download_root() -> Path:
-    if given := os.environ.get("FEDSCALE_DATA"):
-        return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "fedscale"
+def _roots() -> list[Path]:
+    given = os.environ.get("FEDSCALE_DATA")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedscale"
+    return [Path(root).expanduser() for root in (given, cache) if root]
 
 
 def _places(name: str) -> list[Path]:
     source = SOURCES[name]
-    system = [Path(path) for path in source.system]
-    own = [_download_root() / folder for folder in source.folders]
-    return own + system if os.environ.get("FEDSCALE_DATA") else system + own
+    below = [[root / folder for folder in source.folders] for root in _roots()]
+    return [*(below[0] if len(below) > 1 else []), *map(Path, source.system), *below[-1]]
 
 
-def _lacking(name: str, folder: Path) -> tuple[str, ...]:
+def _lacking(name: str, folder: Path) -> list[str]:
     def here(file: str) -> bool:
-        return any((folder / variant).exists() for variant in (file, file.removesuffix(".gz")))
+        return (folder / file).exists() or (folder / file.removesuffix(".gz")).exists()
 
-    return tuple(file for file in SOURCES[name].files if not here(file))
-
-
-def _listing(files: tuple[str, ...]) -> str:
-    return files[0] if len(files) == 1 else f"{', '.join(files[:-1])} and {files[-1]}"
+    return [file for file in SOURCES[name].files if not here(file)]
 
 
 def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _rgb(gray: Images) -> Images:
-    return np.repeat(gray[..., None], 3, axis=-1)
-
-
-def _idx(folder: Path, name: str) -> Images:
-    packed, plain = folder / f"{name}.gz", folder / name
-    content = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
-    kind, dimensions = content[2:3], content[3] if len(content) > 3 else 0
-    shape = np.frombuffer(content, ">u4", dimensions, offset=4) if dimensions else np.array([0])
-    start = 4 + 4 * dimensions
-    if kind != b"\x08" or len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise ValueError(f"{name} is not a whole IDX file of bytes")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape.astype(int))
-
-
-def _read_mnist(folder: Path, train: bool, size: int) -> tuple[Images, Labels]:
-    prefix = "train" if train else "t10k"
-    images = _idx(folder, f"{prefix}-images-idx3-ubyte")
-    labels = _idx(folder, f"{prefix}-labels-idx1-ubyte")
-    if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise ValueError(f"images {images.shape} and labels {labels.shape} do not match")
-    return _rgb(images), labels.astype(np.int64)
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Reads CIFAR's pickles, which came over a network: dicts, lists, numbers, NumPy arrays."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in (
-            "numpy.core.multiarray",
-            "numpy._core.multiarray",
-        ):
-            return np.empty(0).__reduce__()[0]
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a dataset")
-
-
-def _read_cifar(files: dict[bool, list[str]], key: str) -> Callable[..., tuple[Images, Labels]]:
-    def read(folder: Path, train: bool, size: int) -> tuple[Images, Labels]:
-        pixels, labels = [], []
-        for file in files[train]:
-            with (folder / file).open("rb") as stream:
-                batch = _ArraysOnly(stream, encoding="latin1").load()
-            pixels.append(batch["data"])
-            labels.append(np.asarray(batch[key], np.int64))
-        images = np.concatenate(pixels).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return np.ascontiguousarray(images, dtype=np.uint8), np.concatenate(labels)
-
-    return read
-
-
-def _read_svhn(folder: Path, train: bool, size: int) -> tuple[Images, Labels]:
-    from scipy.io import loadmat
-
-    content = loadmat(folder / f"{'train' if train else 'test'}_32x32.mat")
-    labels = content["y"].astype(np.int64).ravel() % 10  # the digit 0 is stored as 10
-    return np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2)), labels
-
-
-def _read_notmnist(folder: Path, train: bool, size: int) -> tuple[Images, Labels]:
-    """Read class folders A-J; of each, after a seeded shuffle, nine tenths are for training."""
-    from PIL import Image
-
-    images, labels = [], []
-    for label, letter in enumerate(LETTERS):
-        names = np.array(sorted(path.name for path in (folder / letter).glob("*.png")))
-        seeds.stream(0, "images", round=_HELD_OUT, client=label).shuffle(names)
-        border = len(names) * 9 // 10
-        wanted, found = size // len(LETTERS) or len(names), 0
-        for name in names[:border] if train else names[border:]:
-            if found == wanted:
-                break
-            try:
-                with Image.open(folder / letter / name) as image:
-                    images.append(np.asarray(image.convert("L")))
-            except OSError:  # the published archives hold a few files that are no images
-                log.info("notmnist: %s/%s is not an image, skipped", letter, name)
-                continue
-            labels.append(label)
-            found += 1
-    if not images:
-        raise ValueError("no PNG files in its folders")
-    return _rgb(np.stack(images)), np.array(labels, np.int64)
-
-
-LETTERS = "ABCDEFGHIJ"
-_IDX = tuple(
-    f"{split}-{content}-ubyte.gz"
-    for split in ("train", "t10k")
-    for content in ("images-idx3", "labels-idx1")
-)
-_CIFAR10 = {True: [f"data_batch_{number}" for number in range(1, 6)], False: ["test_batch"]}
-_CIFAR100 = {True: ["train"], False: ["test"]}
-
-SOURCES: dict[str, Source] = {
-    "mnist": Source(("mnist", "MNIST/raw"), _IDX, _read_mnist),
-    "fmnist": Source(
-        ("fmnist", "fashion-mnist", "FashionMNIST/raw"),
-        _IDX,
-        _read_mnist,
-        system=("/usr/share/datasets/fashion-mnist",),
-        command="sudo apt-get install dataset-fashion-mnist",
-    ),
-    "cifar10": Source(
-        ("cifar10", "cifar-10-batches-py"),
-        (*_CIFAR10[True], *_CIFAR10[False]),
-        _read_cifar(_CIFAR10, "labels"),
-    ),
-    "cifar100": Source(
-        ("cifar100", "cifar-100-python"),
-        (*_CIFAR100[True], *_CIFAR100[False]),
-        _read_cifar(_CIFAR100, "fine_labels"),
-    ),
-    "svhn": Source(("svhn", "SVHN"), ("train_32x32.mat", "test_32x32.mat"), _read_svhn),
-    "notmnist": Source(
-        ("notmnist", "notMNIST_large", "notMNIST_small"),
-        tuple(LETTERS),
-        _read_notmnist,
-        command="curl -L https://commondatastorage.googleapis.com/books1000/"
-        "notMNIST_large.tar.gz | tar xz -C DIR",
-    ),
-}
-
-
-def main(names: list[str]) -> int:
-    """Fetch sources by name; print where each lies, or on stderr why it cannot be had."""
-    if not names or any(name not in SOURCES for name in names):
-        print(f"usage: python -m fedscale.data.sources {'|'.join(SOURCES)} ...", file=sys.stderr)
-        return 2
-    failed = False
-    for name in names:
-        try:
-            print(f"{name}: {find(name) or fetch(name)}")
-        except DataUnavailable as error:
-            failed = True
-            print(error, file=sys.stderr)
-    return int(failed)
 
 
 if __name__ == "__main__":

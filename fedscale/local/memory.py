@@ -18,6 +18,4 @@ def keep_freed_memory(threshold: int = 1 << 30) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(M_MMAP_THRESHOLD, threshold)) and bool(
-        mallopt(M_TRIM_THRESHOLD, threshold)
-    )
+    return bool(mallopt(M_MMAP_THRESHOLD, threshold)) and bool(mallopt(M_TRIM_THRESHOLD, threshold))

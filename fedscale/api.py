@@ -1,0 +1,127 @@
+"""What scripts and notebooks call: one run from start to end, in this process or on Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fedscale import cluster
+from fedscale.config import ConfigError, RunConfig
+from fedscale.data.catalogue import Dataset
+from fedscale.orchestrator import RoundOrchestrator, Sink
+from fedscale.worker import Block, InlinePool, RayPool, load_problem
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left: its tables, the payload of all clients after the last round, a summary."""
+
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+    payload: Block
+    summary: dict[str, Any]
+
+
+class _Session:
+    """A RoundOrchestrator with the workers it made, in one object that can be a Ray actor."""
+
+    def __init__(
+        self, config: RunConfig, problem: tuple[Any], dataset: Dataset, gpus: float, sink: Sink
+    ) -> None:
+        if config.uses_ray:
+            pool: Any = RayPool(len(config.blocks()), config.cpus_per_worker, gpus)
+        else:
+            pool = InlinePool(config.cpus_per_worker, "cuda" if gpus else "cpu")
+        self.run = RoundOrchestrator(config, problem[0], dataset, pool, sink)
+
+    def advance(self) -> tuple[dict[str, Any], bool]:
+        return self.run.advance(), self.run.done
+
+    def finish(self) -> Run:
+        run, tables = self.run, self.run.tables
+        record = {k: v for k, v in run.run_record.items() if k not in ("config", "reason")}
+        found = Run(
+            *(
+                pd.DataFrame([{"run_id": run.config.run_id, **row} for row in tables[name]])
+                for name in ("rounds", "clients")
+            ),
+            payload=run.payload(),
+            summary={**record, **tables["rounds"][-1]},
+        )
+        run.pool.close()
+        return found
+
+
+def run(
+    config: RunConfig,
+    workers: int | None = None,
+    address: str | None = None,
+    results: str | None = None,
+    on_measure: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Run one configuration to its end.
+
+    Args:
+        config: what to run.
+        workers: number of ClientWorkers, in place of `config.workers`; 0 = no Ray.
+        address: Ray cluster: "auto" (the default), "local" or "host:port".
+        results: folder or URI of the records; None keeps them in memory.
+        on_measure: called with the `rounds` record of each measured round.
+
+    Returns:
+        The tables, the final payload (arrays with a leading axis of M clients) and a summary.
+
+    Raises:
+        ConfigError: a layout that does not fit the machine.
+        DataUnavailable, WeightsUnavailable: what is missing and how to get it.
+        Diverged, ClientFailed: with round, client and cause.
+    """
+    if workers is not None:
+        config = config.replace({"workers": workers})
+    place = cluster.resolve(address or "auto") if config.uses_ray else "local"
+    cluster.preflight(config, place)
+    problem = load_problem(config)
+    sink = Sink(results or "", "runs" if results else "")
+    if not config.uses_ray:
+        share = cluster.share_of_gpu(config, cluster.local_gpus())
+        return _walk(_Session(config, (problem,), problem.dataset, share, sink), on_measure)
+    with cluster.session(place):
+        return _run_on_ray(config, problem, sink, on_measure)
+
+
+def _run_on_ray(config: RunConfig, problem: Any, sink: Sink, on_measure: Any) -> Run:
+    import ray
+
+    total = ray.cluster_resources()
+    cluster.check_cpus(config, total.get("CPU", 0))
+    share = cluster.share_of_gpu(config, total.get("GPU", 0))
+    actor = ray.remote(_Session).options(num_cpus=0)
+    # Inside a tuple a reference stays one: the workers, not the orchestrator, load the weights.
+    session = actor.remote(config, (ray.put(problem),), problem.dataset, share, sink)
+
+    class Remote:
+        def advance(self) -> Any:
+            return ray.get(session.advance.remote())
+
+        def finish(self) -> Run:
+            return ray.get(session.finish.remote())
+
+    try:
+        return _walk(Remote(), on_measure)
+    finally:
+        ray.kill(session)
+
+
+def _walk(session: Any, on_measure: Callable[[dict[str, Any]], None] | None) -> Run:
+    over = False
+    while not over:
+        record, over = session.advance()
+        if on_measure is not None:
+            on_measure(record)
+    return session.finish()
+
+
+__all__ = ["ConfigError", "Run", "run"]

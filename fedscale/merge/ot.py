@@ -1,0 +1,325 @@
+"""OT merge: a neighbourhood's prompts become n representatives (D-FROST, eq. 6–9).
+
+The whole merge runs in float64 whatever the input: it is a percent or so of a round, and in
+float32 the softmax of costs divided by a small epsilon has no correct digits left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedscale import seeds
+
+SCHEDULES = ("fixed", "anneal")
+# Padded prompts × width that one batched call may hold; 64 MiB in float64.
+CHUNK_ELEMENTS = 2**23
+
+
+@dataclass(frozen=True, eq=False)
+class OTMerge:
+    """Result of `ot_merge`; the first three are in the dtype of its input, the others float64.
+
+    Attributes:
+        phi: (…, n, d) representatives.
+        plan: (…, N, n) transport plan; rows sum to 1/N, to 0 where masked.
+        mass: (…, n) column sums of the plan; a representative without mass lies at 0.
+        delta: (…, S) ‖P(s) − P(s−1)‖_F + ‖Φ(s) − Φ(s−1)‖_F per step, from the uniform plan
+            P(0) = 1/(nN); 0 after an element has stopped.
+        objective: (…, 2S + 1) J at (P(0), Φ(0)) and after each transport and each barycenter
+            half-step, always at the final epsilon; constant after an element has stopped. None
+            unless asked for.
+    """
+
+    phi: Tensor
+    plan: Tensor
+    mass: Tensor
+    delta: Tensor
+    objective: Tensor | None
+
+
+@torch.no_grad()
+def ot_merge(
+    omega: Tensor,
+    phi0: Tensor,
+    *,
+    epsilon: float = 0.01,
+    lam: float = 1e-3,
+    sigma2: float = 1.0,
+    steps: int = 50,
+    mask: Tensor | None = None,
+    schedule: str = "fixed",
+    epsilon_init: float = 1.0,
+    tolerance: float = 0.0,
+    objective: bool = False,
+) -> OTMerge:
+    """Alternate transport and barycenter steps from phi0.
+
+        C_ai = ‖z_a − φ_i‖² / (2 sigma2)                        (6)
+        P_ai = (1/N) softmax_i(−C_ai / epsilon)                 (8)
+        φ_i  = Σ_a P_ai z_a / (Σ_a P_ai + lam)                  (9)
+
+    which never increases J = <P, C> + epsilon Σ P (log P − 1) + lam/(2 sigma2) Σ ‖φ_i‖² (7).
+
+    Args:
+        omega: (…, N, d) prompts of the neighbourhood, equal mass each.
+        phi0: (…, n, d) start, with the same leading axes, dtype and device.
+        steps: S, the number of alternations.
+        mask: (…, N) bool, False for padding, whose values are ignored.
+        schedule: "fixed", or "anneal": geometric from epsilon_init at the first step to epsilon
+            at the last.
+        tolerance: an element of the batch stops, whatever the others do, after the first step
+            whose delta is below this; 0 runs all steps. Not for "anneal", whose epsilon arrives
+            at the last step only.
+        objective: also return J.
+
+    Raises:
+        ValueError: a bad option, shape, dtype or device; a non-finite or empty input.
+    """
+    _check_options(epsilon, lam, sigma2, steps, schedule, epsilon_init, tolerance)
+    mask = _check_tensors(omega, phi0, mask)
+    z = torch.where(mask.unsqueeze(-1), omega, 0).double()
+    largest = max(float(z.abs().max()), float(phi0.abs().max()))
+    smallest = min(epsilon, epsilon_init) if schedule == "anneal" else epsilon
+    digits = 2 * math.log10(max(largest, 1e-300)) + math.log10(4 * z.shape[-1] / sigma2)
+    if digits - min(0.0, math.log10(smallest)) > 300:
+        raise ValueError(
+            f"omega, phi0: values up to {largest:g} are too large for float64; allowed are costs "
+            f"below 1e300 and below 1e300 x epsilon ({smallest:g})"
+        )
+
+    count = mask.sum(-1, keepdim=True)
+    row_mass = (mask / count).double().unsqueeze(-1)
+    n = phi0.shape[-2]
+    x, y, origin = _coordinates(z, phi0.double(), mask)
+    plan = (row_mass / n).expand(*mask.shape, n)
+    cost = _cost(x, y, sigma2)
+    delta = torch.zeros(*mask.shape[:-1], steps, dtype=torch.float64, device=z.device)
+    running = torch.ones_like(count, dtype=torch.bool).unsqueeze(-1)
+    history = [_objective(plan, cost, y - origin, epsilon, lam, sigma2)] if objective else []
+
+    for s, current in enumerate(_epsilons(schedule, epsilon, epsilon_init, steps)):
+        plan_before, y_before = plan, y
+        plan = torch.where(running, row_mass * torch.softmax(-cost / current, -1), plan)
+        if objective:
+            history.append(_objective(plan, cost, y - origin, epsilon, lam, sigma2))
+        # The regulariser pulls like one more prompt, of mass lam, at the origin.
+        pulled = plan.mT @ x + lam * origin
+        y = torch.where(running, pulled / (plan.sum(-2) + lam).unsqueeze(-1), y)
+        cost = _cost(x, y, sigma2)
+        if objective:
+            history.append(_objective(plan, cost, y - origin, epsilon, lam, sigma2))
+        delta[..., s] = _frobenius(plan - plan_before) + _frobenius(y - y_before)
+        if tolerance > 0:
+            running = running & (delta[..., s, None, None] >= tolerance)
+            if not running.any():
+                break
+
+    history += history[-1:] * (2 * steps + 1 - len(history))
+    mass = plan.sum(-2)
+    phi = plan.mT @ z / (mass + lam).unsqueeze(-1)
+    return OTMerge(
+        phi=phi.to(omega.dtype),
+        plan=plan.to(omega.dtype),
+        mass=mass.to(omega.dtype),
+        delta=delta,
+        objective=torch.stack(history, -1) if objective else None,
+    )
+
+
+@torch.no_grad()
+def merge_neighbourhoods(
+    support: Tensor | np.ndarray,
+    updated: Tensor,
+    start: Tensor,
+    own: Tensor | np.ndarray,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Merge every client's closed neighbourhood: ragged, padded, in as few calls as fit.
+
+    Args:
+        support: (C, M) bool, whose prompts each client merges, its own included.
+        updated: (M, n, d) every client's prompts after training.
+        start: (C, n, d) Φ(0): the clients' previous prompts, `updated[own]` or `sample_starts`.
+        own: (C,) ints, each client's own row of `updated`.
+        options: of `ot_merge`.
+
+    Returns:
+        phi (C, n, d) and mass (C, n). A client with no neighbour keeps updated[own] bit for bit,
+        with mass 1/n each.
+
+    Raises:
+        ValueError: shapes that do not fit, a client outside its own support, prompts that are not
+            finite (named by client), or as `ot_merge`.
+    """
+    support = torch.as_tensor(support, dtype=torch.bool, device=updated.device)
+    own = torch.as_tensor(own, dtype=torch.long, device=updated.device)
+    if (
+        updated.ndim != 3
+        or support.shape != (len(own), len(updated))
+        or start.shape != (len(own), *updated.shape[1:])
+    ):
+        raise ValueError(
+            f"support {tuple(support.shape)}, updated {tuple(updated.shape)}, start "
+            f"{tuple(start.shape)}, own {tuple(own.shape)}: allowed are (C, M), (M, n, d), "
+            "(C, n, d), (C,)"
+        )
+    outside = ~support.gather(1, own.unsqueeze(1)).squeeze(1)
+    if outside.any():
+        raise ValueError(f"support: client {int(own[outside][0])} is not in its own neighbourhood")
+    sizes = support.sum(1)
+    merging = sizes > 1
+    broken = support[merging].any(0) & ~updated.isfinite().flatten(1).all(1)
+    if broken.any():
+        raise ValueError(
+            f"updated: the prompts of client {int(broken.nonzero()[0])} are not finite"
+        )
+
+    n = updated.shape[1]
+    phi = updated[own].clone()
+    mass = torch.full_like(phi[..., 0], 1 / n)
+    # Neighbourhoods of like size share a call, so that little of it is padding.
+    order = sizes.argsort(stable=True)[len(sizes) - int(merging.sum()) :]
+    neighbours = (~support).to(torch.uint8).argsort(dim=1, stable=True)
+    while len(order):
+        width = int(sizes[order[-1]])
+        fits = max(1, CHUNK_ELEMENTS // (width * updated[0].numel()))
+        order, rows = order[:-fits], order[-fits:]
+        omega = updated[neighbours[rows, :width]].flatten(1, 2)
+        present = torch.arange(width, device=updated.device) < sizes[rows].unsqueeze(1)
+        mask = present.repeat_interleave(n, dim=1)
+        merged = ot_merge(omega, start[rows], mask=mask, **options)
+        phi[rows], mass[rows] = merged.phi, merged.mass
+    return phi, mass
+
+
+def sample_starts(
+    support: Tensor | np.ndarray,
+    updated: Tensor,
+    own: Tensor | np.ndarray,
+    *,
+    seed: int,
+    round: int,
+) -> Tensor:
+    """Draw each client's Φ(0) from its neighbourhood, n prompts without replacement.
+
+    Args:
+        support, updated, own: as `merge_neighbourhoods`; `own` holds the global client numbers
+            and so keys the draws, which do not depend on who else is in the call.
+
+    Returns:
+        (C, n, d).
+    """
+    reach = torch.as_tensor(support, dtype=torch.bool).cpu().numpy()
+    n = updated.shape[1]
+    starts = []
+    for row, client in zip(reach, torch.as_tensor(own).tolist(), strict=True):
+        pool = np.flatnonzero(row)
+        rng = seeds.stream(seed, "merge_start", round, client)
+        pick = rng.choice(len(pool) * n, n, replace=False)
+        starts.append(updated[torch.from_numpy(pool[pick // n]), torch.from_numpy(pick % n)])
+    return torch.stack(starts)
+
+
+def _coordinates(z: Tensor, phi0: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Coordinates of z, phi0 and the origin in an orthonormal basis of what they span.
+
+    Every iterate is a combination of these points, so all distances can be taken here, in at most
+    N + n + 1 dimensions instead of d. Householder QR rounds each point by its own length; taking
+    the shortest point as the centre first makes that small also when all points lie far from 0.
+    """
+    points = torch.cat([z, phi0], -2)
+    real = torch.cat([mask, torch.ones_like(phi0[..., 0], dtype=torch.bool)], -1)
+    length = torch.linalg.vector_norm(points, dim=-1).masked_fill(~real, torch.inf)
+    index = length.argmin(-1, keepdim=True).unsqueeze(-1).expand(*length.shape[:-1], 1, z.shape[-1])
+    centre = points.gather(-2, index)
+    points = torch.cat([(points - centre) * real.unsqueeze(-1), -centre], -2)
+    if points.shape[-2] < points.shape[-1]:
+        points = torch.linalg.qr(points.mT, mode="r").R.mT.contiguous()
+    return points.split([z.shape[-2], phi0.shape[-2], 1], -2)
+
+
+def _cost(x: Tensor, y: Tensor, sigma2: float) -> Tensor:
+    # By differences: |x|² + |y|² − 2xy loses the small distances beside large norms.
+    mode = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(x, y, compute_mode=mode).square() / (2 * sigma2)
+
+
+def _objective(
+    plan: Tensor, cost: Tensor, phi: Tensor, epsilon: float, lam: float, sigma2: float
+) -> Tensor:
+    transport = (plan * cost).sum((-2, -1))
+    entropy = -(torch.special.entr(plan) + plan).sum((-2, -1))
+    return transport + epsilon * entropy + lam / (2 * sigma2) * phi.square().sum((-2, -1))
+
+
+def _frobenius(difference: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(difference, dim=(-2, -1))
+
+
+def _epsilons(schedule: str, epsilon: float, epsilon_init: float, steps: int) -> Iterator[float]:
+    for s in range(1, steps + 1):
+        left = (steps - s) / (steps - 1) if schedule == "anneal" and steps > 1 else 0.0
+        yield epsilon ** (1 - left) * epsilon_init**left
+
+
+def _check_options(
+    epsilon: float,
+    lam: float,
+    sigma2: float,
+    steps: int,
+    schedule: str,
+    epsilon_init: float,
+    tolerance: float,
+) -> None:
+    positive = {"epsilon": epsilon, "lam": lam, "sigma2": sigma2, "epsilon_init": epsilon_init}
+    for name, value in positive.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value}: allowed are finite numbers above 0")
+    if steps < 1 or steps != int(steps):
+        raise ValueError(f"steps={steps}: allowed are whole numbers from 1")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule={schedule!r} is unknown; allowed: {', '.join(SCHEDULES)}")
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance={tolerance}: allowed are finite numbers from 0")
+    if tolerance > 0 and schedule == "anneal":
+        raise ValueError(f"tolerance={tolerance}: with schedule='anneal' allowed is 0")
+
+
+def _check_tensors(omega: Tensor, phi0: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mask, all True where none was given."""
+    if not omega.is_floating_point() or omega.dtype != phi0.dtype:
+        raise ValueError(f"omega {omega.dtype}, phi0 {phi0.dtype}: allowed is one floating dtype")
+    if mask is None:
+        mask = torch.ones(omega.shape[:-1], dtype=torch.bool, device=omega.device)
+    devices = {str(tensor.device) for tensor in (omega, phi0, mask)}
+    if len(devices) > 1:
+        raise ValueError(f"omega, phi0, mask are on {', '.join(sorted(devices))}: allowed is one")
+    shapes = f"omega {tuple(omega.shape)}, phi0 {tuple(phi0.shape)}, mask {tuple(mask.shape)}"
+    fits = (
+        min(omega.ndim, phi0.ndim) >= 2
+        and omega.shape[:-2] == phi0.shape[:-2]
+        and omega.shape[-1] == phi0.shape[-1]
+        and mask.shape == omega.shape[:-1]
+    )
+    if not fits or mask.dtype != torch.bool:
+        raise ValueError(f"{shapes} {mask.dtype}: allowed are (…, N, d), (…, n, d), (…, N) bool")
+    if not (omega.numel() and phi0.numel() and mask.any(-1).all()):
+        raise ValueError(f"{shapes}: every element of the batch needs a prompt")
+    for name, bad in (
+        ("omega", ~omega.isfinite() & mask.unsqueeze(-1)),
+        ("phi0", ~phi0.isfinite()),
+    ):
+        if bad.any():
+            where = tuple(bad.nonzero()[0].tolist())
+            tensor = omega if name == "omega" else phi0
+            raise ValueError(
+                f"{name}: {float(tensor[where])} at {where}; allowed are finite values"
+            )
+    return mask

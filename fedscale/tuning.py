@@ -1,0 +1,289 @@
+"""What a sweep's request means (Plan), and its execution by Ray Tune and Optuna."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from fedscale import checkpoint, cluster, store
+from fedscale.config import ConfigError, RunConfig, gpu_share
+
+if TYPE_CHECKING:
+    from fedscale.sweep import Request, Sweep
+
+
+@dataclass
+class Plan:
+    """The runs of a sweep, checked; nothing has started yet."""
+
+    sweep: Sweep
+    request: Request
+    base: RunConfig
+    address: str
+    grid: list[tuple[RunConfig, str]]
+    """(configuration, label) of every run that is known beforehand."""
+    run_ids: set[str] = field(default_factory=set)
+    reused: int = 0
+
+    @staticmethod
+    def make(sweep: Sweep, request: Request) -> Plan:
+        """Resolve and check a request.
+
+        Raises:
+            ConfigError: a configuration that is not allowed or does not fit this machine.
+        """
+        base = sweep.base(request)
+        points = sweep.reference_points()
+        if request.search == "grid":
+            points += sweep.points()
+        grid = [
+            (base.replace({**point.overrides, "seed": seed}), point.label)
+            for point in points
+            for seed in request.seeds
+        ]
+        address = cluster.resolve(request.address)
+        for config in [base, *(config for config, _ in grid)]:
+            cluster.preflight(config, address)
+        plan = Plan(sweep, request, base, address, grid)
+        plan.run_ids = {config.run_id for config, _ in grid}
+        return plan
+
+    @property
+    def folder(self) -> str:
+        """Where the sweep's tables lie."""
+        return f"{self.request.results.rstrip('/')}/{self.sweep.name}"
+
+    @property
+    def searched(self) -> int:
+        """Runs that a search will add to the grid."""
+        if self.request.search == "grid":
+            return 0
+        return self.request.num_samples * len(self.request.seeds)
+
+    @property
+    def count(self) -> int:
+        """Runs in all, reused ones included."""
+        return len(self.run_ids) + self.searched
+
+    def describe(self, console: Console) -> None:
+        """Print the resolved configuration, the runs and what they will ask for."""
+        console.print(f"sweep {self.sweep.name} at scale {self.request.scale}")
+        for key, value in self.base.flat().items():
+            swept = self.sweep.space.get(key)
+            note = ""
+            if swept is not None and self.request.search == "grid":
+                value, note = ", ".join(str(v) for v in swept.grid), "  (swept)"
+            elif swept is not None:
+                value, note = f"{swept.low} … {swept.high}", "  (searched)"
+            elif key == "seed":
+                value, note = ", ".join(str(s) for s in self.request.seeds), "  (each run once)"
+            console.print(f"  {key} = {value}{note}", highlight=False)
+        for label, overrides in self.sweep.references.items():
+            changed = ", ".join(f"{k}={v}" for k, v in overrides.items())
+            console.print(f"  reference {label!r}: {changed}", highlight=False)
+        share = gpu_share(self.base.gpus_per_worker)
+        gpus = "1 or a share of 1 GPU where there are GPUs" if share < 0 else f"{share:g} GPU"
+        workers = len(self.base.blocks()) if self.base.uses_ray else 1
+        console.print(
+            f"runs: {self.count} ({len(self.grid)} of the grid and references, "
+            f"{self.searched} searched), {self.base.rounds} rounds each",
+            highlight=False,
+        )
+        console.print(
+            f"each run asks for {workers} worker(s) × {self.base.cpus_per_worker} CPU and {gpus}; "
+            f"Ray at {self.address}; this machine has {cluster.cpu_count()} CPUs",
+            highlight=False,
+        )
+        console.print(f"records would go to {self.folder}", highlight=False)
+
+    def check_storage(self) -> None:
+        """Check that records can be written.
+
+        Raises:
+            ConfigError: they cannot; says where and why.
+        """
+        try:
+            store.check_writable(self.request.results)
+        except store.StoreError as error:
+            raise ConfigError(f"results={self.request.results}: {error}") from None
+
+    def skip_completed(self, console: Console) -> None:
+        """Leave out runs that the records hold completely; the rest starts over unless resumed."""
+        done = (
+            set() if self.request.fresh else store.completed(self.request.results, self.sweep.name)
+        )
+        self.reused = len(done & self.run_ids)
+        if self.reused:
+            console.print(
+                f"{self.reused} of {len(self.run_ids)} runs are complete in {self.folder} and are "
+                "reused (--fresh repeats them)"
+            )
+        self.grid = [(config, label) for config, label in self.grid if config.run_id not in done]
+        if not self.request.resume:
+            for config, _ in self.grid:
+                checkpoint.remove(self.request.results, self.sweep.name, config.run_id)
+
+
+def execute(plan: Plan, console: Console) -> None:
+    """Run what is left of a plan.
+
+    Raises:
+        ConfigError: the cluster cannot hold a run; another sweep writes to the same folder.
+    """
+    searching = plan.request.search == "optuna"
+    if not plan.grid and not searching:
+        return
+    with _only_writer(plan), cluster.session(plan.address):
+        _run_on_ray(plan, console, searching)
+
+
+def _run_on_ray(plan: Plan, console: Console, searching: bool) -> None:
+    import ray
+
+    from fedscale.progress import SweepProgress
+    from fedscale.trial import Shared
+    from fedscale.worker import load_problem, problem_key
+
+    _quiet()
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    _check_shared(plan, len(nodes))
+    total = ray.cluster_resources()
+    if len(nodes) == 1:
+        cluster.check_cpus(plan.base, total.get("CPU", 0))
+    gpus = cluster.share_of_gpu(plan.base, total.get("GPU", 0))
+    asked = gpu_share(plan.base.gpus_per_worker)
+    if 0 < asked < 1 and f"{asked:g}" != plan.base.gpus_per_worker.lstrip("0 "):
+        console.print(
+            f"gpus_per_worker={plan.base.gpus_per_worker}: taken as {asked:g} (1/k packs)"
+        )
+    problems = {}
+    for config in [plan.base, *(config for config, _ in plan.grid)]:
+        if problem_key(config) not in problems:
+            problems[problem_key(config)] = ray.put(load_problem(config))
+    shared = Shared(
+        root=plan.request.results
+        if "://" in plan.request.results
+        else os.path.abspath(plan.request.results),
+        sweep=plan.sweep.name,
+        metric=plan.sweep.metric,
+        penalty=plan.sweep.penalty,
+        gpus=gpus,
+        seeds=plan.request.seeds,
+        base=plan.base.json_text(),
+        problems=problems,
+    )
+    runs = len(plan.grid) + plan.searched
+    rounds = runs * plan.base.rounds
+    with SweepProgress(console, rounds, runs, plan.sweep.metric, plan.sweep.mode) as progress:
+        if plan.grid:
+            _grid(plan, shared, progress)
+        if searching:
+            _search(plan, shared, progress)
+    plan.run_ids |= progress.run_ids
+
+
+def _trainable(plan: Plan, shared: Any) -> Any:
+    from ray import tune
+
+    from fedscale.trial import Trial, resources
+
+    return tune.with_resources(
+        tune.with_parameters(Trial, shared=shared), resources(plan.base, shared.gpus)
+    )
+
+
+def _tune_run(plan: Plan, shared: Any, kind: str, progress: Any) -> Any:
+    from ray import tune
+
+    return tune.RunConfig(
+        name=f"_tune-{kind}",
+        storage_path=f"{shared.root}/{plan.sweep.name}",
+        callbacks=[progress],
+        verbose=0,
+        failure_config=tune.FailureConfig(max_failures=1),
+    )
+
+
+def _grid(plan: Plan, shared: Any, progress: Any) -> None:
+    from ray import tune
+
+    points = [{"runs": [config.json_text()], "label": label} for config, label in plan.grid]
+    tuner = tune.Tuner(
+        _trainable(plan, shared),
+        param_space={"point": tune.grid_search(points)},
+        tune_config=tune.TuneConfig(reuse_actors=True),
+        run_config=_tune_run(plan, shared, "grid", progress),
+    )
+    tuner.fit()
+
+
+def _search(plan: Plan, shared: Any, progress: Any) -> None:
+    """Search with Optuna; with `resume` an unfinished search goes on."""
+    import optuna
+    from ray import tune
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    path = f"{shared.root}/{plan.sweep.name}/_tune-search"
+    trainable = _trainable(plan, shared)
+    if plan.request.resume and tune.Tuner.can_restore(path):
+        tuner = tune.Tuner.restore(
+            path, trainable=trainable, resume_unfinished=True, resume_errored=True
+        )
+        tuner.fit()
+        return
+    sampler = optuna.samplers.TPESampler(seed=plan.request.seeds[0])
+    tuner = tune.Tuner(
+        trainable,
+        param_space={k.replace(".", "/"): axis.domain() for k, axis in plan.sweep.space.items()},
+        tune_config=tune.TuneConfig(
+            search_alg=OptunaSearch(sampler=sampler),
+            metric=plan.sweep.metric,
+            mode=plan.sweep.mode,
+            num_samples=plan.request.num_samples,
+            reuse_actors=True,
+        ),
+        run_config=_tune_run(plan, shared, "search", progress),
+    )
+    tuner.fit()
+
+
+def _check_shared(plan: Plan, nodes: int) -> None:
+    if nodes > 1 and "://" not in plan.request.results and not plan.request.shared_path:
+        raise ConfigError(
+            f"results={plan.request.results}: a folder of this machine, but the cluster has {nodes} "
+            "nodes; allowed: a URI (s3://…, gs://…), or --shared-path if all nodes share the disk"
+        )
+
+
+@contextmanager
+def _only_writer(plan: Plan) -> Iterator[None]:
+    """Hold the sweep's lock (local folders only; object stores have none)."""
+    if "://" in plan.request.results:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    os.makedirs(plan.folder, exist_ok=True)
+    try:
+        with FileLock(f"{plan.folder}/_lock", timeout=0):
+            yield
+    except Timeout:
+        raise ConfigError(
+            f"results={plan.request.results}: another sweep is writing to {plan.folder}; wait for "
+            "it or choose another folder"
+        ) from None
+
+
+def _quiet() -> None:
+    """Keep from the terminal what a user cannot act on."""
+    for name in ("ray", "ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"ray\..*")
