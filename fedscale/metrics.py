@@ -109,7 +109,9 @@ def _cost(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _array(name: str, values: Tensor | ArrayLike, axes: int) -> np.ndarray:
-    array = torch.as_tensor(values).detach().cpu().double().numpy()
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().double().numpy()
+    array = np.asarray(values, dtype=np.float64)
     if array.ndim != axes or not array.size:
         raise ValueError(
             f"{name}: shape {array.shape}; allowed are {axes} axes, none of them empty"

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from fedscale import files
-from fedscale.files import Place, StoreError
+from fedscale.files import Place, StoreError, check_writable, join, write_bytes
 
 _ID = pa.dictionary(pa.int32(), pa.string())
 _FLOAT, _LONG, _INT, _TEXT = pa.float64(), pa.int64(), pa.int32(), pa.string()
@@ -77,8 +77,25 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
 }
 """Columns of the tables. Accuracies are shares (0 to 1) over clients, on the global test set;
-bytes are sums over the clients of a round, seconds are wall time of a round; null = not measured.
+bytes are sums over the clients of a round, seconds are summed over the workers; null = not
+measured. `label` names a reference run that the swept ones are set beside, and is "" for those.
 `runs` has one more column per leaf of `config` (canonical JSON), named by its dotted key."""
+
+__all__ = [
+    "SCHEMAS",
+    "STATUSES",
+    "Place",
+    "StoreError",
+    "check_writable",
+    "completed",
+    "discard",
+    "join",
+    "load",
+    "sweeps",
+    "write_bytes",
+    "write_rounds",
+    "write_run",
+]
 
 STATUSES = ("running", "completed", "diverged", "failed")
 _JOINED = ("label", "method", "seed", "status", "precision")
@@ -110,7 +127,7 @@ def write_run(root: Place, sweep: str, record: Mapping[str, Any]) -> str:
             raise ValueError(f"runs.config: {key}={value!r}: the name is a column of another table")
         if key not in SCHEMAS["runs"].names:
             table = table.append_column(key, pa.array([value], _leaf_type(key, value)))
-    system, folder = files.locate(files.join(root, sweep))
+    system, folder = files.locate(join(root, sweep))
     unified = pa.unify_schemas([SCHEMAS["rounds"], SCHEMAS["clients"], table.schema])
     nullable = pa.schema([field.with_nullable(True) for field in unified])
     files.put(system, f"{folder}/{_ALL_COLUMNS}", _parquet(nullable.empty_table()))
@@ -160,7 +177,7 @@ def write_rounds(
     keys = {(row["round"], row.get("client")) for row in rows}
     if len(keys) < len(rows) or any(not first <= number <= last for number in seen):
         raise ValueError(f"{table}: a row is double or not of the rounds {first}..{last}")
-    system, folder = files.locate(files.join(root, sweep))
+    system, folder = files.locate(join(root, sweep))
     record = f"{folder}/runs/run_id={run_id}/run.parquet"
     with files.named(record):
         if system.get_file_info(record).type != fs.FileType.File:
@@ -189,7 +206,7 @@ def discard(root: Place, sweep: str, run_id: str) -> None:
         StoreError: something cannot be removed.
     """
     _check_names(sweep, run_id)
-    system, folder = files.locate(files.join(root, sweep))
+    system, folder = files.locate(join(root, sweep))
     for table in ("rounds", "clients", "runs"):
         path = f"{folder}/{table}/run_id={run_id}"
         with files.named(path):
@@ -249,11 +266,11 @@ def completed(root: Place, sweep: str) -> frozenset[str]:
     Raises:
         StoreError: a file that is not a complete file of this store.
     """
-    system, folder = files.locate(files.join(root, sweep))
+    system, folder = files.locate(join(root, sweep))
     with files.named(folder):
         if system.get_file_info(f"{folder}/runs").type != fs.FileType.Directory:
             return frozenset()
-    rounds = load(files.join(root, sweep), "rounds", where={"status": "completed"})
+    rounds = load(join(root, sweep), "rounds", where={"status": "completed"})
     configured = rounds.groupby("run_id")["rounds"].first()
     present = rounds.groupby("run_id")["round"].nunique()
     return frozenset(configured.index[present == configured])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedscale.data import offline, sources
-from fedscale.data.partition import balanced
+from fedscale.data.shares import balanced
 from fedscale.data.sources import DataUnavailable
 
 __all__ = ["CATALOGUE", "DataUnavailable", "Dataset", "Domain", "Split", "available", "load"]
@@ -123,7 +123,7 @@ def load(name: str, train_size: int = 0, test_size: int = 0) -> Dataset:
     """Load a dataset, at most `train_size` and `test_size` images per domain, balanced.
 
     Size 0 is the catalogue's. A smaller size takes size // K images of each of a domain's K
-    classes, the same ones every time (see `partition.balanced`).
+    classes, the same ones every time (see `shares.balanced`).
 
     Raises:
         ValueError: unknown name, or a size that leaves a class without an image.
@@ -157,8 +157,13 @@ def available(name: str) -> tuple[bool, str]:
     if not wanted:
         return True, "ships with fedscale and the packages it depends on"
     missing = [source for source in wanted if sources.find(source) is None]
+    if len(missing) == 1:
+        return False, sources.how_to_get(missing[0])
     if missing:
-        return False, "; ".join(sources.how_to_get(source) for source in missing)
+        return False, (
+            f"lacks {', '.join(missing)}: run `python -m fedscale.data.sources "
+            f"{' '.join(missing)}`, which says for each where it lies or how to get it"
+        )
     return True, ", ".join(dict.fromkeys(str(sources.find(source)) for source in wanted))
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from fedscale import seeds
-from fedscale.data.partition import balanced
+from fedscale.data.formats import LETTERS, Images, Labels, rgb
+from fedscale.data.shares import balanced
 
 ASSETS = Path(__file__).parent / "assets"
 FASHION = {True: 6000, False: 1000}
 DIGITS = {True: 1400, False: 397}
 GLYPHS = {True: 2000, False: 500}
-"""Images of each domain, by "is training"; all have 10 classes, balanced except digits' test."""
+"""Images by "is training"; every domain has 10 classes, all balanced but the digits' test."""
 
 GLYPH_FONTS = {
     True: [
@@ -45,7 +46,7 @@ GLYPH_FONTS = {
     ],
     False: ["STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta", "cmss10"],
 }
-"""matplotlib's fonts whose A-J are letters; whole families are held out for the test images."""
+"""matplotlib's fonts whose A-J are letters; STIX and Computer Modern Sans are for tests only."""
 
 _CROPS, _GLYPHS = 1, 2  # keys of the random streams, beside 0 for balanced subsets
 
@@ -93,7 +94,7 @@ def digits_m(train: bool) -> tuple[Images, Labels]:
 def glyphs(train: bool) -> tuple[Images, Labels]:
     """Return the shipped letters A-J in matplotlib's fonts: images (N, 32, 32, 3), labels (N,).
 
-    No font family serves both training and test images.
+    The test fonts serve no training image, see `GLYPH_FONTS`.
     """
     return _from_sheet("glyphs", GLYPHS, train)
 
@@ -112,6 +113,7 @@ def _digits() -> dict[bool, tuple[Images, Labels]]:
     gray = ((scaled * 255 + 512) // 1024).astype(np.uint8)
     chosen = balanced(labels, DIGITS[True])
     others = np.setdiff1d(np.arange(len(labels)), chosen)
+    labels.flags.writeable = False
     return {True: (gray[chosen], labels[chosen]), False: (gray[others], labels[others])}
 
 
@@ -149,7 +151,7 @@ def render_glyphs(train: bool) -> Images:
     for index in range(total):
         letter = LETTERS[index * len(LETTERS) // total]
         font = ImageFont.truetype(
-            folder / f"{fonts[index % len(fonts)]}.ttf", rng.integers(88, 121)
+            folder / f"{fonts[index % len(fonts)]}.ttf", int(rng.integers(88, 121))
         )
         stroke = int(rng.integers(0, 5))
         canvas = Image.new("L", (128, 128))

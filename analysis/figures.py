@@ -1,0 +1,295 @@
+"""Figures from the records: DataFrame → matplotlib Figure, without pyplot's global state.
+
+Each takes what `fedscale.load` returns. In a notebook a figure as the last line of a cell shows
+itself; `save` writes PNG and SVG, the same bytes for the same records.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from analysis.tables import describe, final_rounds, sweep_table, varying_keys
+from fedscale import store
+
+LOG_SPAN = 30.0
+"""Positive values that span more than this factor get a logarithmic axis."""
+
+_LABELS = {
+    "merge.epsilon": "entropy weight ε of the OT merge",
+    "merge.lam": "regularization weight λ of the OT merge",
+}
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_GREYS = ("#555555", "#999999", "#bbbbbb")
+_PANELS = (
+    ("accuracy", "accuracy_mean", 100.0, "accuracy on the global test set (%)"),
+    ("consensus_error", "consensus_error", 1.0, "consensus error (mean squared W₂ distance)"),
+)
+
+
+def epsilon_curve(
+    rounds: pd.DataFrame, key: str = "merge.epsilon", *, runs: pd.DataFrame | None = None
+) -> Figure:
+    """Draw accuracy and consensus error against ε: `sweep_curve` for the merge's entropy weight."""
+    return sweep_curve(rounds, key, runs=runs)
+
+
+def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = None) -> Figure:
+    """Draw accuracy and consensus error at the last measured round against a swept key.
+
+    Lines are means over seeds with the standard deviation as error bars, faint dots the seeds;
+    references are horizontal lines with a band of one standard deviation. Runs that differ in
+    another key too get one line per value of it.
+
+    Args:
+        rounds: `fedscale.load(folder)`.
+        key: the configuration key on the horizontal axis, numbers or names.
+        runs: `fedscale.load(folder, "runs")`, for a complete count of runs not completed.
+
+    Raises:
+        ValueError: an unknown key, or no completed run.
+    """
+    table = sweep_table(rounds, key, runs=runs)
+    finals = final_rounds(rounds)
+    if finals.empty:
+        raise ValueError("no completed run in the records: nothing to draw")
+    others = [name for name in varying_keys(rounds if runs is None else runs) if name != key]
+    swept = table[~table["reference"]]
+    place = _places(swept[key])
+    figure, panels = _figure(describe(finals))
+    for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
+        for index, (group, part) in enumerate(swept.groupby(["name", *others], dropna=False)):
+            color = _COLORS[index % len(_COLORS)]
+            x = [place[value] for value in part[key]]
+            std = unit * part[f"{column}_std"].fillna(0.0)
+            axes.errorbar(
+                x,
+                unit * part[column],
+                yerr=std,
+                color=color,
+                marker="o",
+                capsize=3,
+                label=_name(group, ["", *others], part["runs"]),
+                zorder=3,
+            )
+            seeds = finals[(finals["label"] == "") & _matches(finals, ["method", *others], group)]
+            axes.scatter(
+                [place[value] for value in seeds[key]],
+                unit * seeds[measure],
+                s=14,
+                color=color,
+                alpha=0.35,
+                linewidths=0,
+                zorder=2,
+            )
+        _references(axes, table[table["reference"]], [key, *others], column, unit)
+        axes.set_ylabel(label)
+        axes.set_xlabel(_label(key))
+        _scale(axes, list(place.items()))
+        values = unit * table[column]
+        if column == "consensus_error" and _wide(values):
+            axes.set_yscale("log")
+        elif column == "consensus_error":
+            axes.set_ylim(bottom=0)
+    return _finish(figure, panels[0], _not_completed(table, key))
+
+
+def rounds_curve(
+    rounds: pd.DataFrame,
+    key: str | Sequence[str] = "merge.epsilon",
+    *,
+    runs: pd.DataFrame | None = None,
+) -> Figure:
+    """Draw accuracy and consensus error against the round, one line per value of the swept key.
+
+    Lines are means over the seeds of completed runs; references are dashed.
+
+    Args:
+        rounds: `fedscale.load(folder)`.
+        key: the swept key or keys; () for one line per method.
+        runs: `fedscale.load(folder, "runs")`, for a complete count of runs not completed.
+
+    Raises:
+        ValueError: an unknown key, or no completed run.
+    """
+    table = sweep_table(rounds, key, runs=runs)
+    keys = [name for name in table.columns[2 : list(table.columns).index("runs")]]
+    done = rounds[(rounds["status"] == "completed") & rounds["accuracy_mean"].notna()]
+    if done.empty:
+        raise ValueError("no completed run in the records: nothing to draw")
+    swept = table[~table["reference"]]
+    shades = colormaps["viridis"](np.linspace(0.0, 0.9, max(len(swept), 2)))
+    figure, panels = _figure(describe(done))
+    for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
+        for index, row in enumerate(table.to_dict("records")):
+            reference = bool(row["reference"])
+            given = [name for name in keys if row[name] == row[name] and row[name] is not None]
+            part = done[_matches(done, given, tuple(row[name] for name in given))]
+            part = part[part["label" if reference else "method"] == row["name"]]
+            part = part[(part["label"] != "") == reference]
+            if part.empty:
+                continue
+            mean = unit * part.groupby("round")[measure].mean()
+            axes.plot(
+                mean.index,
+                mean,
+                color=_GREYS[(index - len(swept)) % len(_GREYS)] if reference else shades[index],
+                linestyle="--" if reference else "-",
+                marker="o",
+                markersize=3,
+                label=_name((row["name"], *(row[n] for n in given)), ["", *given], [row["runs"]]),
+            )
+        axes.set_xlabel("communication round")
+        axes.set_ylabel(label)
+        if column == "consensus_error" and _wide(unit * done[measure]):
+            axes.set_yscale("log")
+    return _finish(figure, panels[0], "")
+
+
+def save(figure: Figure, path_stem: store.Place) -> list[str]:
+    """Write `<path_stem>.png` (1200 pixels wide) and `<path_stem>.svg`; return the two places.
+
+    Raises:
+        StoreError: they cannot be written.
+    """
+    base, mark, query = os.fspath(path_stem).partition("?")
+    folder, name = os.path.split(base if "://" in base else os.fspath(path_stem))
+    written = []
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        sink = io.BytesIO()
+        with rc_context({"svg.hashsalt": "fedscale"}):
+            figure.savefig(sink, format=kind, metadata=metadata, dpi=1200 / figure.get_figwidth())
+        place = (folder or ".") + (mark + query if "://" in base else "")
+        written.append(store.write_bytes(place, f"{name}.{kind}", sink.getvalue()))
+    return written
+
+
+def _figure(title: str) -> tuple[Figure, Sequence[Axes]]:
+    _show_in_notebooks()
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True)
+    for axes in panels:
+        axes.grid(color="#e5e5e5", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize="large")
+    return figure, panels
+
+
+def _finish(figure: Figure, axes: Axes, note: str) -> Figure:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False
+    )
+    if note:
+        figure.text(0.005, 0.005, note, fontsize="small", color="#b00020", va="bottom")
+    return figure
+
+
+def _references(
+    axes: Axes, references: pd.DataFrame, keys: Sequence[str], column: str, unit: float
+) -> None:
+    for index, row in enumerate(references.to_dict("records")):
+        if not np.isfinite(row[column]):
+            continue
+        mean, std = unit * row[column], unit * np.nan_to_num(row[f"{column}_std"])
+        color = _GREYS[index % len(_GREYS)]
+        given = [name for name in keys if row[name] == row[name] and row[name] is not None]
+        label = _name((row["name"], *(row[n] for n in given)), ["", *given], [row["runs"]])
+        axes.axhline(mean, color=color, linestyle="--", label=label, zorder=1)
+        axes.axhspan(mean - std, mean + std, color=color, alpha=0.15, linewidth=0, zorder=0)
+
+
+def _matches(frame: pd.DataFrame, names: Sequence[str], values: tuple[Any, ...]) -> pd.Series:
+    found = pd.Series(True, index=frame.index)
+    for name, value in zip(names, values, strict=True):
+        found &= frame[name].isna() if value is None or value != value else frame[name] == value
+    return found
+
+
+def _places(values: pd.Series) -> dict[Any, float]:
+    """Where each value of the swept key lies: itself, or its index when it is no number."""
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+        return {value: float(value) for value in values.unique()}
+    return {value: float(index) for index, value in enumerate(values.unique())}
+
+
+def _scale(axes: Axes, places: list[tuple[Any, float]]) -> None:
+    x = [place for _, place in places]
+    if any(value != place for value, place in places):
+        axes.set_xticks(x, [str(value) for value, _ in places])
+        return
+    positive = [value for value in x if value > 0]
+    if _wide(pd.Series(positive)):
+        if min(x) > 0:
+            axes.set_xscale("log")
+        elif min(x) == 0:
+            axes.set_xscale("symlog", linthresh=min(positive))
+    if len(x) <= 10:
+        axes.set_xticks(x, [f"{value:g}" for value in x])
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _wide(values: pd.Series) -> bool:
+    finite = values[np.isfinite(values)]
+    return len(finite) > 0 and finite.min() > 0 and finite.max() / finite.min() > LOG_SPAN
+
+
+def _label(key: str) -> str:
+    return f"{_LABELS[key]} ({key})" if key in _LABELS else key
+
+
+def _name(values: tuple[Any, ...], keys: Sequence[str], runs: Sequence[int]) -> str:
+    """`dfrost, graph.name=ring (3 runs)`; the first key is "" because the method needs none."""
+    parts = [
+        (f"{key}=" if key else "") + (f"{value:g}" if isinstance(value, float) else str(value))
+        for key, value in zip(keys, values, strict=True)
+    ]
+    low, high = min(runs), max(runs)
+    count = f"{low}" if low == high else f"{low}–{high}"
+    return f"{', '.join(parts)} ({count} run{'s' if high != 1 else ''})"
+
+
+def _not_completed(table: pd.DataFrame, key: str) -> str:
+    parts = []
+    for row in table.to_dict("records"):
+        where = row["name"] if row["reference"] else f"{key}={_value(row[key])}"
+        found = [f"{row[status]} {status}" for status in store.STATUSES if row.get(status)]
+        if found:
+            parts.append(f"{', '.join(found)} at {where}")
+    return f"not completed: {'; '.join(parts)}" if parts else ""
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show_in_notebooks() -> None:
+    """Let a notebook show figures that pyplot did not make; outside of one, do nothing.
+
+    IPython shows them only after `%matplotlib inline` or a first use of pyplot.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return
+    formatter = shell.display_formatter.formatters["image/png"]
+    if Figure not in formatter.type_printers:
+        formatter.for_type(Figure, _png)
+
+
+def _png(figure: Figure) -> bytes:
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png", dpi=1200 / figure.get_figwidth())
+    return sink.getvalue()
