@@ -18,8 +18,9 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
-from analysis.tables import describe, final_rounds, sweep_table, varying_keys
+from analysis.tables import describe, final_rounds, sweep_table, text, varying_keys
 from fedscale import store
 
 LOG_SPAN = 30.0
@@ -67,6 +68,7 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
     swept = table[~table["reference"]]
     place = _places(swept[key])
     figure, panels = _figure(describe(finals))
+    beside = ScaledTranslation(7 / 72, 0, figure.dpi_scale_trans)
     for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
         for index, (group, part) in enumerate(swept.groupby(["name", *others], dropna=False)):
             color = _COLORS[index % len(_COLORS)]
@@ -79,18 +81,20 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
                 color=color,
                 marker="o",
                 capsize=3,
-                label=_name(group, ["", *others], part["runs"]),
+                label=_name(group, ["", *others], part["runs"].tolist()),
                 zorder=3,
             )
             seeds = finals[(finals["label"] == "") & _matches(finals, ["method", *others], group)]
-            axes.scatter(
+            axes.plot(
                 [place[value] for value in seeds[key]],
                 unit * seeds[measure],
-                s=14,
                 color=color,
-                alpha=0.35,
-                linewidths=0,
-                zorder=2,
+                linestyle="",
+                marker="o",
+                markersize=4,
+                markeredgewidth=0,
+                alpha=0.4,
+                transform=axes.transData + beside,
             )
         _references(axes, table[table["reference"]], [key, *others], column, unit)
         axes.set_ylabel(label)
@@ -101,7 +105,7 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
             axes.set_yscale("log")
         elif column == "consensus_error":
             axes.set_ylim(bottom=0)
-    return _finish(figure, panels[0], _not_completed(table, key))
+    return _finish(figure, panels[0], _not_completed(table, [key, *others]))
 
 
 def rounds_curve(
@@ -139,6 +143,7 @@ def rounds_curve(
             part = part[(part["label"] != "") == reference]
             if part.empty:
                 continue
+            named = reference or not given or swept["name"].nunique() > 1
             mean = unit * part.groupby("round")[measure].mean()
             axes.plot(
                 mean.index,
@@ -147,13 +152,17 @@ def rounds_curve(
                 linestyle="--" if reference else "-",
                 marker="o",
                 markersize=3,
-                label=_name((row["name"], *(row[n] for n in given)), ["", *given], [row["runs"]]),
+                label=_name(
+                    (*([row["name"]] if named else []), *(row[name] for name in given)),
+                    [*([""] if named else []), *given],
+                    [row["runs"]],
+                ),
             )
         axes.set_xlabel("communication round")
         axes.set_ylabel(label)
         if column == "consensus_error" and _wide(unit * done[measure]):
             axes.set_yscale("log")
-    return _finish(figure, panels[0], "")
+    return _finish(figure, panels[0], _not_completed(table, keys))
 
 
 def save(figure: Figure, path_stem: store.Place) -> list[str]:
@@ -188,11 +197,10 @@ def _figure(title: str) -> tuple[Figure, Sequence[Axes]]:
 
 def _finish(figure: Figure, axes: Axes, note: str) -> Figure:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False
-    )
+    columns = max(1, 120 // (max(len(label) for label in labels) + 8))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     if note:
-        figure.text(0.005, 0.005, note, fontsize="small", color="#b00020", va="bottom")
+        axes.set_title(note, loc="left", fontsize="small", color="#b00020")
     return figure
 
 
@@ -251,10 +259,10 @@ def _label(key: str) -> str:
     return f"{_LABELS[key]} ({key})" if key in _LABELS else key
 
 
-def _name(values: tuple[Any, ...], keys: Sequence[str], runs: Sequence[int]) -> str:
-    """`dfrost, graph.name=ring (3 runs)`; the first key is "" because the method needs none."""
+def _name(values: Sequence[Any], keys: Sequence[str], runs: Sequence[int]) -> str:
+    """Legend text, `dfrost, graph.name=ring (3 runs)`; the key of the method is ""."""
     parts = [
-        (f"{key}=" if key else "") + (f"{value:g}" if isinstance(value, float) else str(value))
+        f"{key}={text(value)}" if key else text(value)
         for key, value in zip(keys, values, strict=True)
     ]
     low, high = min(runs), max(runs)
@@ -262,18 +270,14 @@ def _name(values: tuple[Any, ...], keys: Sequence[str], runs: Sequence[int]) -> 
     return f"{', '.join(parts)} ({count} run{'s' if high != 1 else ''})"
 
 
-def _not_completed(table: pd.DataFrame, key: str) -> str:
+def _not_completed(table: pd.DataFrame, keys: Sequence[str]) -> str:
     parts = []
     for row in table.to_dict("records"):
-        where = row["name"] if row["reference"] else f"{key}={_value(row[key])}"
         found = [f"{row[status]} {status}" for status in store.STATUSES if row.get(status)]
         if found:
-            parts.append(f"{', '.join(found)} at {where}")
-    return f"not completed: {'; '.join(parts)}" if parts else ""
-
-
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+            where = [f"{key}={text(row[key])}" for key in keys if text(row[key])]
+            parts.append(f"{', '.join(found)} ({', '.join([row['name'], *where])})")
+    return f"not completed, not drawn: {'; '.join(parts)}" if parts else ""
 
 
 def _show_in_notebooks() -> None:

@@ -122,8 +122,8 @@ def describe(records: pd.DataFrame) -> str:
     swept = swept if len(swept) else records
 
     def values(name: str) -> str:
-        found = swept[name].dropna().unique() if name in swept.columns else []
-        return ", ".join(_text(value) for value in found) if len(found) <= 3 else "several"
+        found = [text(value) for value in swept.get(name, pd.Series(dtype=object)).unique()]
+        return ", ".join(found) if len(found) <= 3 else "several"
 
     partition = values("data.partition")
     detail = {"dirichlet": "data.alpha", "labels_per_client": "data.labels_per_client"}
@@ -161,7 +161,7 @@ def render(table: pd.DataFrame, title: str = "") -> Table:
         accuracy = _spread(100 * row["accuracy"], 100 * row["accuracy_std"], 1)
         cells = [
             str(row["name"]),
-            *(_text(row[name]) for name in keys),
+            *(text(row[name]) for name in keys),
             str(row["runs"]),
             f"[bold]{accuracy}[/bold]" if row["accuracy"] == best else accuracy,
             _spread(row["consensus_error"], row["consensus_error_std"]),
@@ -184,7 +184,8 @@ def _keys(records: pd.DataFrame, key: str | Sequence[str]) -> list[str]:
     return keys
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """Write a key's value for people: short numbers, nothing for null."""
     if value is None or value != value:
         return ""
     return f"{value:g}" if isinstance(value, float | np.floating) else str(value)

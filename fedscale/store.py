@@ -14,7 +14,8 @@ stacked, with nulls where a table has no such column (`all-columns.parquet` sort
 first file decides the columns).
 
 A file's name says its content, so a replay overwrites it. Locally a file appears by rename, after
-it is on the disk; in an object store when its upload is complete. Names starting with "." are never read.
+it is on the disk; in an object store when its upload is complete. Names starting with "." or "_"
+are never read.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp
 
 from fedscale.data import partition, shares
 
@@ -129,6 +130,18 @@ def test_dirichlet_shares_a_class_in_proportion_to_the_profiles():
     expected = sizes * profiles / profiles.sum(axis=0)
     assert np.all(table.sum(axis=0) == sizes)
     assert np.abs(table - expected).max() < 1
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.3, 3.0])
+def test_profiles_drawn_in_logarithms_are_numpys_dirichlet(alpha):
+    sizes, clients, draws = np.full(4, 10**6), 3, 1500
+    rng = np.random.default_rng(4)
+    ours = [shares.dirichlet_counts(sizes, clients, alpha, rng)[0] / 10**6 for _ in range(draws)]
+    profiles = rng.dirichlet(np.full(4, alpha), (draws, clients)) + 1e-300
+    theirs = profiles[:, 0] / profiles.sum(axis=1)
+    for column in range(4):
+        first, second = np.array(ours)[:, column], theirs[:, column].round(6)
+        assert ks_2samp(first, second).pvalue > 1e-3
 
 
 def test_dirichlet_with_100_clients_at_alpha_001():
