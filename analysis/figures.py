@@ -33,8 +33,8 @@ _LABELS = {
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _GREYS = ("#555555", "#999999", "#bbbbbb")
 _PANELS = (
-    ("accuracy", "accuracy_mean", 100.0, "accuracy on the global test set (%)"),
-    ("consensus_error", "consensus_error", 1.0, "consensus error (mean squared W₂ distance)"),
+    ("accuracy", "accuracy_mean", 100.0, "accuracy on the test set (%)"),
+    ("consensus_error", "consensus_error", 1.0, "consensus error (mean W₂²)"),
 )
 
 
@@ -81,7 +81,8 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
                 color=color,
                 marker="o",
                 capsize=3,
-                label=_name(group, ["", *others], part["runs"].tolist()),
+                label=_name(group, ["", *others], part["runs"].tolist())
+                + ": mean ± std, faint: single runs",
                 zorder=3,
             )
             seeds = finals[(finals["label"] == "") & _matches(finals, ["method", *others], group)]
@@ -234,6 +235,8 @@ def _places(values: pd.Series) -> dict[Any, float]:
 
 def _scale(axes: Axes, places: list[tuple[Any, float]]) -> None:
     x = [place for _, place in places]
+    if not x:
+        return
     if any(value != place for value, place in places):
         axes.set_xticks(x, [str(value) for value, _ in places])
         return
@@ -277,7 +280,8 @@ def _not_completed(table: pd.DataFrame, keys: Sequence[str]) -> str:
         if found:
             where = [f"{key}={text(row[key])}" for key in keys if text(row[key])]
             parts.append(f"{', '.join(found)} ({', '.join([row['name'], *where])})")
-    return f"not completed, not drawn: {'; '.join(parts)}" if parts else ""
+    more = f"; {len(parts) - 3} more" if len(parts) > 3 else ""
+    return f"not completed, not drawn: {'; '.join(parts[:3])}{more}" if parts else ""
 
 
 def _show_in_notebooks() -> None:

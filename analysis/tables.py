@@ -204,12 +204,12 @@ def _number(value: float) -> str:
 
 def _spread(mean: float, std: float, decimals: int | None = None) -> str:
     """Mean ± standard deviation with the same decimals (None: three digits of the mean)."""
-    text = _number(mean) if decimals is None or not np.isfinite(mean) else f"{mean:.{decimals}f}"
+    shown = _number(mean) if decimals is None or not np.isfinite(mean) else f"{mean:.{decimals}f}"
     if not np.isfinite(std) or not np.isfinite(mean):
-        return text
-    if "e" in text:
-        return f"{text} ± {std:.0e}"
-    return f"{text} ± {std:.{len(text.partition('.')[2])}f}"
+        return shown
+    if "e" in shown:
+        return f"{shown} ± {std:.0e}"
+    return f"{shown} ± {std:.{len(shown.partition('.')[2])}f}"
 
 
 def _bytes(count: float) -> str:

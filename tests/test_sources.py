@@ -196,7 +196,7 @@ def origin(tmp_path, monkeypatch):
 
 
 def test_a_download_takes_its_name_when_complete_and_happens_once(root, origin, monkeypatch):
-    content, listing = origin
+    content = origin[0]
     images, _ = sources.load("svhn", True)
     assert np.array_equal(images, content[True][0])
     assert sources.find("svhn") == root / "svhn"

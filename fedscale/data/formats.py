@@ -1,8 +1,8 @@
 """Readers of datasets' own file formats, none of which can run code that a file brings.
 
 Each takes (folder, train, size) and gives images uint8 (N, H, W, 3) and labels int64 (N,).
-They raise OSError, EOFError, ValueError, KeyError, zlib.error or UnpicklingError on a damaged
-file. Only `class_folders` reads by `size`; the others give all they have.
+A damaged file raises whatever its parser does. Only `class_folders` reads by `size`; the others
+give all they have.
 """
 
 from __future__ import annotations

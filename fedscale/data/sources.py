@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import pickle
 import shutil
 import sys
 import tarfile
@@ -110,7 +109,9 @@ def load(name: str, train: bool, size: int = 0) -> tuple[Images, Labels]:
     folder = find(name) or fetch(name)
     try:
         return SOURCES[name].read(folder, train, size)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # parsers raise anything on damaged files
         raise DataUnavailable(
             f"{name}: the files in {folder} are damaged ({_line(error)}); "
             f"remove them, then {how_to_get(name)}"

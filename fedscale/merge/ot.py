@@ -95,7 +95,7 @@ def ot_merge(
         )
 
     count = mask.sum(-1, keepdim=True)
-    row_mass = (mask / count).double().unsqueeze(-1)
+    row_mass = (mask.double() / count).unsqueeze(-1)
     n = phi0.shape[-2]
     x, y, origin = _coordinates(z, phi0.double(), mask)
     plan = (row_mass / n).expand(*mask.shape, n)

@@ -1,0 +1,100 @@
+"""The table and the figures of a sweep, from its Parquet records alone.
+
+    python -m analysis.report RESULTS [--sweep NAME]
+
+prints the tables of all sweeps below RESULTS and draws their figures into RESULTS/figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from analysis.figures import epsilon_curve, rounds_curve, save, sweep_curve
+from analysis.tables import describe, render, sweep_table, varying_keys
+from fedscale import store
+
+
+def report(
+    results: store.Place,
+    sweep: str,
+    key: str | Sequence[str] = (),
+    figure: Callable[..., Figure] | None = None,
+) -> list[str]:
+    """Print a sweep's table; write it as CSV, and the figures as PNG and SVG.
+
+    Args:
+        results: folder or URI of the results.
+        sweep: name of the sweep.
+        key: the swept key, or several (the first one is the figure's horizontal axis); () = the
+            keys that vary.
+        figure: draws (rounds, key, runs=runs), in place of `sweep_curve`.
+
+    Returns:
+        Where the files are: `<results>/figures/<sweep>.png`, …
+
+    Raises:
+        StoreError: no such sweep, or the files cannot be written.
+        ValueError: a key that the records do not have.
+    """
+    place = store.join(results, sweep)
+    rounds, runs = store.load(place), store.load(place, "runs")
+    keys = ([key] if isinstance(key, str) else list(key)) or varying_keys(runs)
+    table = sweep_table(rounds, keys, runs=runs)
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print(render(table, f"{sweep}: {describe(runs)}"))
+    text = table.to_csv(index=False, float_format="%.6g")
+    written = [store.write_bytes(results, f"figures/{sweep}.csv", text.encode())]
+    if not (runs["status"] == "completed").any():
+        console.print("no run is completed yet: no figure")
+        return written
+    if keys:
+        drawn = (figure or sweep_curve)(rounds, keys[0], runs=runs)
+        written += save(drawn, store.join(results, "figures", sweep))
+    drawn = rounds_curve(rounds, keys, runs=runs)
+    return written + save(drawn, store.join(results, "figures", f"{sweep}_rounds"))
+
+
+def curve_report(key: str) -> Callable[[str, str], list[str]]:
+    """Return the report (results, sweep) of a sweep over one key, for a sweep script."""
+    figure = epsilon_curve if key == "merge.epsilon" else sweep_curve
+    return lambda results, sweep: report(results, sweep, key, figure)
+
+
+def report_all(results: store.Place, sweep: str | None = None) -> list[str]:
+    """Report every sweep below `results`, or the one named; return what was written.
+
+    Raises:
+        StoreError: there is none.
+    """
+    names = [sweep] if sweep else store.sweeps(results)
+    if not names:
+        raise store.StoreError(f"{results}: no sweep is recorded here")
+    written = []
+    for name in names:
+        for path in (files := report(results, name)):
+            print(path)
+        written += files
+    return written
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `python -m analysis.report`; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
+    parser.add_argument("results", help="folder or URI of the results")
+    parser.add_argument("--sweep", help="only this sweep")
+    try:
+        options = parser.parse_args(arguments)
+        report_all(options.results, options.sweep)
+    except (store.StoreError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
