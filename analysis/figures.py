@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pandas as pd
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from analysis.tables import describe, final_rounds, sweep_table, text, varying_keys
@@ -65,27 +66,29 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
     if finals.empty:
         raise ValueError("no completed run in the records: nothing to draw")
     others = [name for name in varying_keys(rounds if runs is None else runs) if name != key]
-    swept = table[~table["reference"]]
-    place = _places(swept[key])
+    place = _places(table[key].dropna())
     figure, panels = _figure(describe(finals))
     beside = ScaledTranslation(7 / 72, 0, figure.dpi_scale_trans)
     for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
-        for index, (group, part) in enumerate(swept.groupby(["name", *others], dropna=False)):
-            color = _COLORS[index % len(_COLORS)]
+        lines = table.groupby(["reference", "name", *others], dropna=False)
+        colors = {False: iter(cycle(_COLORS)), True: iter(cycle(_GREYS))}
+        for (reference, *group), part in lines:
+            if not part["runs"].any():
+                continue
+            color = next(colors[bool(reference)])
+            name = _name(group, ["name", *others], part["runs"].tolist())
+            mean, std = unit * part[column], unit * part[f"{column}_std"].fillna(0.0)
+            if part[key].isna().all():
+                low, high = (mean - std).iloc[0], (mean + std).iloc[0]
+                axes.axhline(mean.iloc[0], color=color, linestyle="--", label=name, zorder=1)
+                axes.axhspan(low, high, color=color, alpha=0.15, linewidth=0, zorder=0)
+                continue
+            style: dict[str, Any] = {"color": color, "linestyle": "--" if reference else "-"}
             x = [place[value] for value in part[key]]
-            std = unit * part[f"{column}_std"].fillna(0.0)
-            axes.errorbar(
-                x,
-                unit * part[column],
-                yerr=std,
-                color=color,
-                marker="o",
-                capsize=3,
-                label=_name(group, ["", *others], part["runs"].tolist())
-                + ": mean ± std, faint: single runs",
-                zorder=3,
-            )
-            seeds = finals[(finals["label"] == "") & _matches(finals, ["method", *others], group)]
+            axes.errorbar(x, mean, yerr=std, marker="o", capsize=3, label=name, zorder=3, **style)
+            if part["runs"].max() == 1:
+                continue
+            seeds = _of(finals, bool(reference), ["name", *others], group)
             axes.plot(
                 [place[value] for value in seeds[key]],
                 unit * seeds[measure],
@@ -97,16 +100,15 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
                 alpha=0.4,
                 transform=axes.transData + beside,
             )
-        _references(axes, table[table["reference"]], [key, *others], column, unit)
         axes.set_ylabel(label)
         axes.set_xlabel(_label(key))
         _scale(axes, list(place.items()))
-        values = unit * table[column]
-        if column == "consensus_error" and _wide(values):
+        if column == "consensus_error" and _wide(unit * table[column]):
             axes.set_yscale("log")
         elif column == "consensus_error":
             axes.set_ylim(bottom=0)
-    return _finish(figure, panels[0], _not_completed(table, [key, *others]))
+    legend = "mean ± standard deviation; faint dots: single runs" if table["runs"].max() > 1 else ""
+    return _finish(figure, panels[0], legend, _not_completed(table, [key, *others]))
 
 
 def rounds_curve(
@@ -132,38 +134,34 @@ def rounds_curve(
     done = rounds[(rounds["status"] == "completed") & rounds["accuracy_mean"].notna()]
     if done.empty:
         raise ValueError("no completed run in the records: nothing to draw")
-    swept = table[~table["reference"]]
-    shades = colormaps["viridis"](np.linspace(0.0, 0.9, max(len(swept), 2)))
+    swept = int((~table["reference"]).sum())
+    named = not keys or table["name"].iloc[:swept].nunique() > 1
+    shades = colormaps["viridis"](np.linspace(0.0, 0.9, max(swept, 2)))
     figure, panels = _figure(describe(done))
     for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
         for index, row in enumerate(table.to_dict("records")):
             reference = bool(row["reference"])
-            given = [name for name in keys if row[name] == row[name] and row[name] is not None]
-            part = done[_matches(done, given, tuple(row[name] for name in given))]
-            part = part[part["label" if reference else "method"] == row["name"]]
-            part = part[(part["label"] != "") == reference]
+            given = ["name", *(name for name in keys if text(row[name]))]
+            part = _of(done, reference, given, [row[name] for name in given])
             if part.empty:
                 continue
-            named = reference or not given or swept["name"].nunique() > 1
             mean = unit * part.groupby("round")[measure].mean()
+            shown = given if named or reference else given[1:]
             axes.plot(
                 mean.index,
                 mean,
-                color=_GREYS[(index - len(swept)) % len(_GREYS)] if reference else shades[index],
+                color=_GREYS[(index - swept) % len(_GREYS)] if reference else shades[index],
                 linestyle="--" if reference else "-",
                 marker="o",
                 markersize=3,
-                label=_name(
-                    (*([row["name"]] if named else []), *(row[name] for name in given)),
-                    [*([""] if named else []), *given],
-                    [row["runs"]],
-                ),
+                label=_name([row[name] for name in shown], shown, [row["runs"]]),
             )
         axes.set_xlabel("communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(label)
         if column == "consensus_error" and _wide(unit * done[measure]):
             axes.set_yscale("log")
-    return _finish(figure, panels[0], _not_completed(table, keys))
+    return _finish(figure, panels[0], "", _not_completed(table, keys))
 
 
 def save(figure: Figure, path_stem: store.Place) -> list[str]:
@@ -196,34 +194,35 @@ def _figure(title: str) -> tuple[Figure, Sequence[Axes]]:
     return figure, panels
 
 
-def _finish(figure: Figure, axes: Axes, note: str) -> Figure:
+def _finish(figure: Figure, axes: Axes, title: str, note: str) -> Figure:
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, 120 // (max(len(label) for label in labels) + 8))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    figure.set_figheight(4.3 + 0.22 * (-(-len(labels) // columns) + bool(title)))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        title=title or None,
+        title_fontsize="small",
+    )
     if note:
         axes.set_title(note, loc="left", fontsize="small", color="#b00020")
     return figure
 
 
-def _references(
-    axes: Axes, references: pd.DataFrame, keys: Sequence[str], column: str, unit: float
-) -> None:
-    for index, row in enumerate(references.to_dict("records")):
-        if not np.isfinite(row[column]):
-            continue
-        mean, std = unit * row[column], unit * np.nan_to_num(row[f"{column}_std"])
-        color = _GREYS[index % len(_GREYS)]
-        given = [name for name in keys if row[name] == row[name] and row[name] is not None]
-        label = _name((row["name"], *(row[n] for n in given)), ["", *given], [row["runs"]])
-        axes.axhline(mean, color=color, linestyle="--", label=label, zorder=1)
-        axes.axhspan(mean - std, mean + std, color=color, alpha=0.15, linewidth=0, zorder=0)
-
-
-def _matches(frame: pd.DataFrame, names: Sequence[str], values: tuple[Any, ...]) -> pd.Series:
-    found = pd.Series(True, index=frame.index)
+def _of(
+    records: pd.DataFrame, reference: bool, names: Sequence[str], values: Sequence[Any]
+) -> pd.DataFrame:
+    """Return the records of one line; "name" is the label of a reference, else the method."""
+    found = (records["label"] != "") == reference
     for name, value in zip(names, values, strict=True):
-        found &= frame[name].isna() if value is None or value != value else frame[name] == value
-    return found
+        column = records[name if name != "name" else "label" if reference else "method"]
+        # A null is a key that the reference does not vary in, whatever its value.
+        if text(value):
+            found &= column == value
+    return records[found]
 
 
 def _places(values: pd.Series) -> dict[Any, float]:
@@ -263,10 +262,11 @@ def _label(key: str) -> str:
 
 
 def _name(values: Sequence[Any], keys: Sequence[str], runs: Sequence[int]) -> str:
-    """Legend text, `dfrost, graph.name=ring (3 runs)`; the key of the method is ""."""
+    """Legend text, `dfrost, graph.name=ring (3 runs)`; the key "name" is left out."""
     parts = [
-        f"{key}={text(value)}" if key else text(value)
+        text(value) if key == "name" else f"{key}={text(value)}"
         for key, value in zip(keys, values, strict=True)
+        if text(value)
     ]
     low, high = min(runs), max(runs)
     count = f"{low}" if low == high else f"{low}–{high}"

@@ -188,7 +188,7 @@ def text(value: Any) -> str:
     """Write a key's value for people: short numbers, nothing for null."""
     if value is None or value != value:
         return ""
-    return f"{value:g}" if isinstance(value, float | np.floating) else str(value)
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
 def _number(value: float) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ray import tune
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TaskProgressColumn,
@@ -18,8 +17,11 @@ from rich.progress import (
 )
 
 
-class SweepProgress(tune.Callback):
-    """Shows a sweep's progress; on a terminal as a live line, elsewhere as a line per run."""
+class Display:
+    """Shows a sweep's progress: on a terminal as a live line, elsewhere as a line per run."""
+
+    active: ClassVar[Display | None] = None
+    """The display of the sweep that this process drives."""
 
     def __init__(self, console: Console, rounds: int, runs: int, metric: str, mode: str) -> None:
         self.console, self.metric, self.mode = console, metric, mode
@@ -31,8 +33,7 @@ class SweepProgress(tune.Callback):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -40,42 +41,58 @@ class SweepProgress(tune.Callback):
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task(self._title(), total=rounds, best="starting")
+        self.task = self.bar.add_task(self._title(), total=rounds, best="starting workers")
+        if not console.is_terminal:
+            console.print(f"{runs} runs of {rounds // max(runs, 1)} rounds ...")
 
     def _title(self) -> str:
         return f"run {self.runs}/{self.total_runs}"
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> Display:
+        Display.active = self
         self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+        Display.active = None
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Take a measured round."""
-        value = float(result["latest"])
+    def measured(self, result: dict[str, Any]) -> None:
+        """Take what a trial reported of a measured round."""
+        value, status = float(result["latest"]), result["status"]
         self.run_ids.add(str(result["run_id"]))
-        over = result["status"] != "running"
-        if over:
+        if status != "running":
             self.runs += 1
-            better = self.best is None or (value > self.best) == (self.mode == "max")
-            if better and result["status"] == "completed":
-                self.best = value
+        if status == "completed" and (
+            self.best is None or (value > self.best if self.mode == "max" else value < self.best)
+        ):
+            self.best = value
         best = "" if self.best is None else f"best {self.metric} {self.best:.4f}"
         self.bar.update(
             self.task, advance=result["rounds_done"], description=self._title(), best=best
         )
-        if over and not self.console.is_terminal:
+        if status != "running" and not self.console.is_terminal:
             self.console.print(
-                f"{self._title()}: {result['run_id']} {result['status']}, "
-                f"{self.metric} {value:.4f}; {best}",
-                soft_wrap=True,
+                f"{self._title()}: {result['run_id']} {status}, {self.metric} {value:.4f}; {best}"
             )
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Say that a run failed; its reason is in the `runs` record."""
+    def failed(self) -> None:
+        """Count a run that ended with an error."""
         self.runs += 1
-        self.console.print(f"{self._title()}: failed (the reason is in the runs table)")
+        self.console.print(f"{self._title()}: failed; its reason follows at the end")
+
+
+class ShowProgress(tune.Callback):
+    """Hands Tune's results to the active Display; holds no state, so that Tune can store it."""
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Hand on a measured round."""
+        if Display.active is not None:
+            Display.active.measured(result)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Hand on a failure that Tune does not retry."""
+        if Display.active is not None:
+            Display.active.failed()

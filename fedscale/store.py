@@ -20,11 +20,9 @@ are never read.
 
 from __future__ import annotations
 
-import json
-import numbers
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,52 +33,7 @@ from pyarrow import fs
 
 from fedscale import files
 from fedscale.files import Place, StoreError, check_writable, join, write_bytes
-
-_ID = pa.dictionary(pa.int32(), pa.string())
-_FLOAT, _LONG, _INT, _TEXT = pa.float64(), pa.int64(), pa.int32(), pa.string()
-
-
-def _schema(*columns: tuple[pa.DataType, str]) -> pa.Schema:
-    """Columns as (type, names); a "!" after a name = never null."""
-    return pa.schema(
-        pa.field(name.rstrip("!"), kind, nullable=not name.endswith("!"))
-        for kind, names in columns
-        for name in names.split()
-    )
-
-
-SCHEMAS: dict[str, pa.Schema] = {
-    "runs": _schema(
-        (_ID, "run_id!"),
-        (_TEXT, "sweep! method! label! config!"),
-        (_LONG, "seed!"),
-        (_TEXT, "status! reason versions revision device precision start"),
-        (_INT, "threads"),
-        (_FLOAT, "seconds"),
-    ),
-    "rounds": _schema(
-        (_ID, "run_id!"),
-        (_INT, "round!"),
-        (_TEXT, "phase!"),
-        (_FLOAT, "accuracy_mean accuracy_min accuracy_max accuracy_std accuracy_averaged"),
-        (_FLOAT, "loss consensus_error prompt_norm rho"),
-        (_LONG, "bytes_sent bytes_prompts"),
-        (_FLOAT, "train_seconds merge_seconds measure_seconds"),
-        (_INT, "active_clients"),
-    ),
-    "clients": _schema(
-        (_ID, "run_id!"),
-        (_INT, "round! client!"),
-        (_TEXT, "domain"),
-        (_LONG, "samples"),
-        (_FLOAT, "accuracy loss"),
-        (_INT, "prompts"),
-    ),
-}
-"""Columns of the tables. Accuracies are shares (0 to 1) over clients, on the global test set;
-bytes are sums over the clients of a round, seconds are summed over the workers; null = not
-measured. `label` names a reference run that the swept ones are set beside, and is "" for those.
-`runs` has one more column per leaf of `config` (canonical JSON), named by its dotted key."""
+from fedscale.schemas import SCHEMAS, STATUSES, all_columns, check_names, run_table, to_table
 
 __all__ = [
     "SCHEMAS",
@@ -98,7 +51,6 @@ __all__ = [
     "write_run",
 ]
 
-STATUSES = ("running", "completed", "diverged", "failed")
 _JOINED = ("label", "method", "seed", "status", "precision")
 _ALL_COLUMNS = "all-columns.parquet"
 
@@ -116,24 +68,13 @@ def write_run(root: Place, sweep: str, record: Mapping[str, Any]) -> str:
         ValueError: a field is missing, unknown or of the wrong type; a bad name or status.
         StoreError: the file cannot be written.
     """
-    run_id = record.get("run_id")
-    _check_names(sweep, run_id)
-    if record.get("status") not in STATUSES:
-        raise ValueError(
-            f"runs.status={record.get('status')!r}: allowed values: {', '.join(STATUSES)}"
-        )
-    table = _table("runs", SCHEMAS["runs"], [{**record, "sweep": sweep}])
-    for key, value in _leaves(_config(record["config"])):
-        if key in SCHEMAS["rounds"].names or key in SCHEMAS["clients"].names:
-            raise ValueError(f"runs.config: {key}={value!r}: the name is a column of another table")
-        if key not in SCHEMAS["runs"].names:
-            table = table.append_column(key, pa.array([value], _leaf_type(key, value)))
+    row = run_table({**record, "sweep": sweep})
+    check_names(sweep, record["run_id"])
     system, folder = files.locate(join(root, sweep))
-    unified = pa.unify_schemas([SCHEMAS["rounds"], SCHEMAS["clients"], table.schema])
-    nullable = pa.schema([field.with_nullable(True) for field in unified])
-    files.put(system, f"{folder}/{_ALL_COLUMNS}", _parquet(nullable.empty_table()))
-    path = f"{folder}/runs/run_id={run_id}/run.parquet"
-    files.put(system, path, _parquet(table))
+    columns = all_columns(row.schema).empty_table()
+    files.put(system, f"{folder}/{_ALL_COLUMNS}", _parquet(columns))
+    path = f"{folder}/runs/run_id={record['run_id']}/run.parquet"
+    files.put(system, path, _parquet(row))
     return path
 
 
@@ -166,12 +107,12 @@ def write_rounds(
         StoreError: the run has no record (never written, or its folder was removed), or the
             file cannot be written; a file that overlaps the range in part.
     """
-    _check_names(sweep, run_id)
+    check_names(sweep, run_id)
     if table not in ("rounds", "clients"):
         raise ValueError(f"table={table!r}: allowed values: rounds, clients")
     if not 1 <= first <= last <= 99_999:
         raise ValueError(f"first={first}, last={last}: need 1 <= first <= last <= 99999")
-    data = _table(table, SCHEMAS[table], [{"run_id": run_id, **row} for row in rows])
+    data = to_table(table, [{"run_id": run_id, **row} for row in rows])
     seen = [row["round"] for row in rows]
     if table == "rounds" and sorted(seen) != list(range(first, last + 1)):
         raise ValueError(f"rounds: need one row for each round {first}..{last}, got {seen}")
@@ -206,7 +147,7 @@ def discard(root: Place, sweep: str, run_id: str) -> None:
     Raises:
         StoreError: something cannot be removed.
     """
-    _check_names(sweep, run_id)
+    check_names(sweep, run_id)
     system, folder = files.locate(join(root, sweep))
     for table in ("rounds", "clients", "runs"):
         path = f"{folder}/{table}/run_id={run_id}"
@@ -374,7 +315,7 @@ def _read(system: fs.FileSystem, table: str, path: str, run_id: str) -> pa.Table
     schema = SCHEMAS[table]
     try:
         with system.open_input_file(path) as source:
-            data = pq.ParquetFile(source).read()
+            data = pq.ParquetFile(source, page_checksum_verification=True).read()
         missing = [f.name for f in schema if f.name not in data.column_names and not f.nullable]
         if missing or set(data["run_id"].to_pylist()) - {run_id}:
             raise StoreError(f"{path}: not a {table} file of run {run_id} (column or run differs)")
@@ -391,71 +332,7 @@ def _read(system: fs.FileSystem, table: str, path: str, run_id: str) -> pa.Table
     return pa.table(columns)
 
 
-def _table(table: str, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    for row in rows:
-        if missing := [name for name in schema.names if name not in row]:
-            raise ValueError(f"{table}: a row has no field {', '.join(missing)}")
-        if unknown := [name for name in row if name not in schema.names]:
-            raise ValueError(f"{table}: a row has the unknown field {', '.join(map(str, unknown))}")
-    columns = [[_value(table, field, row[field.name]) for row in rows] for field in schema]
-    try:
-        return pa.table(
-            [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
-        )
-    except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"{table}: {files.one_line(error)}") from None
-
-
-def _value(table: str, field: pa.Field, value: Any) -> Any:
-    # pyarrow itself would take 1.5 for an integer and True for a number.
-    kind: type = str
-    if pa.types.is_floating(field.type):
-        kind = numbers.Real
-    elif pa.types.is_integer(field.type):
-        kind = numbers.Integral
-    if kind is numbers.Real and isinstance(value, kind) and value != value:
-        value = None
-    if value is None and field.nullable:
-        return None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{table}.{field.name}={value!r}: need {field.type}")
-    return value
-
-
-def _config(text: str) -> Mapping[str, Any]:
-    try:
-        tree = json.loads(text)
-    except ValueError:
-        tree = None
-    if not isinstance(tree, dict):
-        raise ValueError(f"runs.config={text[:80]!r}: need a JSON object")
-    return tree
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _leaf_type(key: str, value: Any) -> pa.DataType:
-    kinds = {bool: pa.bool_(), int: _LONG, float: _FLOAT, str: _TEXT}
-    if type(value) not in kinds:
-        raise ValueError(f"runs.config: {key}={value!r}: need a bool, int, float or str")
-    return kinds[type(value)]
-
-
-def _check_names(sweep: str, run_id: Any) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", str(sweep)):
-        raise ValueError(f"sweep={sweep!r}: need letters, digits, '_', '.', '-'")
-    # A run_id of digits would come back from the path as a number.
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", str(run_id)):
-        raise ValueError(f"run_id={run_id!r}: need a letter, then letters, digits, '_', '.', '-'")
-
-
 def _parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue().to_pybytes()

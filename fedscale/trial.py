@@ -130,6 +130,13 @@ class Trial(tune.Trainable):
     def _advance(self, orchestrator: RoundOrchestrator) -> float:
         return float(orchestrator.advance()[self.shared.metric])
 
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Give Tune nothing to keep: each commit already wrote the state to the store."""
+        return {}
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Take nothing from Tune: `_orchestrator` resumes from the store."""
+
     def cleanup(self) -> None:
         """End the workers."""
         if self.pool is not None:

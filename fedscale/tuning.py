@@ -147,7 +147,7 @@ def execute(plan: Plan, console: Console) -> None:
 def _run_on_ray(plan: Plan, console: Console, searching: bool) -> None:
     import ray
 
-    from fedscale.progress import SweepProgress
+    from fedscale.progress import Display
     from fedscale.trial import Shared
     from fedscale.worker import load_problem, problem_key
 
@@ -181,11 +181,11 @@ def _run_on_ray(plan: Plan, console: Console, searching: bool) -> None:
     )
     runs = len(plan.grid) + plan.searched
     rounds = runs * plan.base.rounds
-    with SweepProgress(console, rounds, runs, plan.sweep.metric, plan.sweep.mode) as progress:
+    with Display(console, rounds, runs, plan.sweep.metric, plan.sweep.mode) as progress:
         if plan.grid:
-            _grid(plan, shared, progress)
+            _grid(plan, shared)
         if searching:
-            _search(plan, shared, progress)
+            _search(plan, shared)
     plan.run_ids |= progress.run_ids
 
 
@@ -199,19 +199,21 @@ def _trainable(plan: Plan, shared: Any) -> Any:
     )
 
 
-def _tune_run(plan: Plan, shared: Any, kind: str, progress: Any) -> Any:
+def _tune_run(plan: Plan, shared: Any, kind: str) -> Any:
     from ray import tune
+
+    from fedscale.progress import ShowProgress
 
     return tune.RunConfig(
         name=f"_tune-{kind}",
         storage_path=f"{shared.root}/{plan.sweep.name}",
-        callbacks=[progress],
+        callbacks=[ShowProgress()],
         verbose=0,
         failure_config=tune.FailureConfig(max_failures=1),
     )
 
 
-def _grid(plan: Plan, shared: Any, progress: Any) -> None:
+def _grid(plan: Plan, shared: Any) -> None:
     from ray import tune
 
     points = [{"runs": [config.json_text()], "label": label} for config, label in plan.grid]
@@ -219,12 +221,12 @@ def _grid(plan: Plan, shared: Any, progress: Any) -> None:
         _trainable(plan, shared),
         param_space={"point": tune.grid_search(points)},
         tune_config=tune.TuneConfig(reuse_actors=True),
-        run_config=_tune_run(plan, shared, "grid", progress),
+        run_config=_tune_run(plan, shared, "grid"),
     )
     tuner.fit()
 
 
-def _search(plan: Plan, shared: Any, progress: Any) -> None:
+def _search(plan: Plan, shared: Any) -> None:
     """Search with Optuna; with `resume` an unfinished search goes on."""
     import optuna
     from ray import tune
@@ -250,7 +252,7 @@ def _search(plan: Plan, shared: Any, progress: Any) -> None:
             num_samples=plan.request.num_samples,
             reuse_actors=True,
         ),
-        run_config=_tune_run(plan, shared, "search", progress),
+        run_config=_tune_run(plan, shared, "search"),
     )
     tuner.fit()
 

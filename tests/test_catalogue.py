@@ -132,7 +132,9 @@ def test_offline_is_always_available(root):
 
 @pytest.mark.parametrize("call", [load, available])
 def test_an_unknown_name_lists_the_known_ones(call):
-    with pytest.raises(ValueError, match="data.name='imagenet' is unknown; allowed: offline, five"):
+    with pytest.raises(
+        ValueError, match=r"data\.name='imagenet' is unknown; allowed: offline, five"
+    ):
         call("imagenet")
 
 

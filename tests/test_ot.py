@@ -121,7 +121,10 @@ def test_the_history_of_the_objective_starts_at_the_uniform_plan():
 @given(SEEDS, st.sampled_from([0.01, 0.5, 10.0]))
 @settings(deadline=None, max_examples=30)
 def test_order_of_the_neighbourhood_is_irrelevant_and_of_the_start_carries_over(seed, epsilon):
-    omega, phi0 = problem(seed=seed)
+    # Started at prompts of the neighbourhood: two representatives without mass would meet at 0,
+    # and from there only rounding decides which of them takes what.
+    omega, _ = problem(seed=seed)
+    phi0 = omega[:3].clone()
     rows, columns = torch.randperm(12), torch.randperm(3)
     plain = ot_merge(omega, phi0, epsilon=epsilon, steps=10)
     shuffled = ot_merge(omega[rows], phi0[columns], epsilon=epsilon, steps=10)

@@ -148,7 +148,9 @@ def test_images_and_labels_of_different_number_are_refused(root):
 def test_absent_data_is_one_line_with_places_target_and_command(root, name):
     with pytest.raises(DataUnavailable) as caught:
         sources.load(name, True)
-    command = SOURCES[name].command.format(root=root) or f"python -m fedscale.data.sources {name}"
+    command = (
+        SOURCES[name].command.format(root=f"'{root}'") or f"python -m fedscale.data.sources {name}"
+    )
     assert_one_line(caught, f"{name} is not here: looked in", root / name, command)
     assert not list(root.glob("[!.]*")), "nothing is left under a name that is read"
 

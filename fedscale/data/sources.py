@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import sys
 import tarfile
@@ -126,7 +127,10 @@ def find(name: str) -> Path | None:
 def how_to_get(name: str) -> str:
     """Say in one line where a source's files go and which command fetches them."""
     source, root = SOURCES[name], _roots()[0]
-    command = source.command.format(root=root) or f"python -m fedscale.data.sources {name}"
+    command = (
+        source.command.format(root=shlex.quote(str(root)))
+        or f"python -m fedscale.data.sources {name}"
+    )
     files = f"{', '.join(source.files[:-1])} and {source.files[-1]}"
     if name == "notmnist":
         files = f"folders A to J of PNG files ({name})"

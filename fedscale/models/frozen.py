@@ -9,6 +9,7 @@ On other devices, and where oneDNN is missing, PyTorch's own layers take their p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -116,6 +117,79 @@ class _Attention(torch.autograd.Function):
         torch.bmm(gs.transpose(1, 2), q, out=gqkv[1])
         torch.bmm(p.to(g.dtype).transpose(1, 2), g, out=gqkv[2])
         return gqkv.view(3, B, H, N, e).permute(1, 3, 0, 2, 4).contiguous()
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """Layer normalisation over the last axis with constant scale and shift (None: absent)."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    width: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise x (..., d)."""
+        return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
+
+
+class CLSAttention:
+    """What a pre-norm attention layer hands to the CLS row, without keys and values.
+
+    With y the normalised rows and q_h the query of head h, the score of row j is
+    q_h·(K_h y_j) = (K_hᵀ q_h)·y_j up to a constant that softmax removes (the key's bias), and
+    sum_j p_j (V_h y_j + b) = V_h (sum_j p_j y_j) + b. So K and V act on one row per head.
+    """
+
+    def __init__(self, norm: FrozenNorm, qkv: FrozenLinear, heads: int) -> None:
+        self.norm = norm
+        q, k, v = qkv.weight.chunk(3)
+        biases = (None, None, None) if qkv.bias is None else qkv.bias.chunk(3)
+        self.query, self.query_bias = q, biases[0]
+        self.keys = k.reshape(heads, -1, k.shape[1]).contiguous()
+        self.values = v.reshape(heads, -1, v.shape[1]).transpose(1, 2).contiguous()
+        self.value_bias = biases[2]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map x (B, N, d) to its CLS row (B, d) and the attention's output there (B, d)."""
+        result: tuple[Tensor, Tensor] = _CLSAttention.apply(x, self)
+        return result
+
+
+class _CLSAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: CLSAttention) -> tuple[Tensor, Tensor]:
+        norm = layer.norm
+        y, mean, rstd = torch.native_layer_norm(x, (norm.width,), norm.weight, norm.bias, norm.eps)
+        q = F.linear(y[:, 0], layer.query, layer.query_bias)
+        q = q.unflatten(1, (len(layer.keys), -1)).transpose(0, 1)
+        probes = torch.bmm(q, layer.keys).transpose(0, 1)
+        p = torch.softmax(torch.bmm(probes, y.transpose(1, 2)).float(), -1)
+        rows = torch.bmm(p.to(y.dtype), y)
+        out = torch.bmm(rows.transpose(0, 1), layer.values).transpose(0, 1).flatten(1)
+        ctx.layer = layer
+        ctx.save_for_backward(x, y, mean, rstd, probes, p)
+        return x[:, 0].clone(), out if layer.value_bias is None else out + layer.value_bias
+
+    @staticmethod
+    def backward(ctx: Any, grad_cls: Tensor, grad_out: Tensor) -> tuple[Tensor, None]:
+        layer: CLSAttention = ctx.layer
+        x, y, mean, rstd, probes, p = ctx.saved_tensors
+        g = grad_out.unflatten(1, (len(layer.keys), -1)).transpose(0, 1)
+        g_rows = torch.bmm(g, layer.values.transpose(1, 2)).transpose(0, 1)
+        g_p = torch.bmm(g_rows, y.transpose(1, 2)).float()
+        g_scores = torch._softmax_backward_data(g_p, p, -1, torch.float32).to(y.dtype)
+        g_probes = torch.bmm(g_scores, y)
+        weights = torch.cat([p.to(y.dtype), g_scores], 1).transpose(1, 2)
+        g_y = torch.bmm(weights, torch.cat([g_rows, probes], 1))
+        g_q = torch.bmm(g_probes.transpose(0, 1), layer.keys.transpose(1, 2))
+        g_y[:, 0] += g_q.transpose(0, 1).flatten(1) @ layer.query
+        norm = layer.norm
+        g_x = torch.ops.aten.native_layer_norm_backward(
+            g_y, x, (norm.width,), mean, rstd, norm.weight, norm.bias, (True, False, False)
+        )[0]
+        g_x[:, 0] += grad_cls
+        return g_x, None
 
 
 def repeat_runs(x: Tensor, counts: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from fedscale.models.frozen import FrozenLinear, attention, repeat_runs
+from fedscale.models.frozen import CLSAttention, FrozenLinear, FrozenNorm, attention, repeat_runs
 
 Precision = Literal["float32", "bfloat16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,26 +36,13 @@ class Unsupported(ValueError):
 
 
 @dataclass(frozen=True)
-class _Norm:
-    """Layer normalisation with constant scale and shift."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-    width: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
-
-
-@dataclass(frozen=True)
 class _Layer:
     """One pre-norm block; queries carry the factor 1/sqrt(e), LayerScale is in proj and fc2."""
 
-    norm1: _Norm
+    norm1: FrozenNorm
     qkv: FrozenLinear
     proj: FrozenLinear
-    norm2: _Norm
+    norm2: FrozenNorm
     fc1: FrozenLinear
     act: Callable[[Tensor], Tensor]
     fc2: FrozenLinear
@@ -71,32 +58,15 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _LastLayer:
-    """The last block as far as the CLS row needs it.
-
-    Keys and values are never formed: with y the normalised rows and q_h the query of head h,
-    the score of row j is q_h·(K_h y_j) = (K_hᵀ q_h)·y_j plus a constant that softmax removes,
-    and sum_j p_j (V_h y_j + b) = V_h (sum_j p_j y_j) + b.
-    """
+    """The last block as far as the CLS row needs it; see `CLSAttention`."""
 
     layer: _Layer
-    query: FrozenLinear
-    keys: Tensor
-    values: Tensor
-    value_bias: Tensor | None
+    attend: CLSAttention
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map all rows x (B, N, d) to the new CLS row (B, d)."""
-        B, N, d = x.shape
-        H = self.layer.heads
-        y = self.layer.norm1(x)
-        q = self.query(y[:, 0]).view(B, H, -1)
-        probes = torch.bmm(q.transpose(0, 1), self.keys).transpose(0, 1)
-        p = torch.softmax(torch.bmm(probes, y.transpose(1, 2)).float(), -1).to(y.dtype)
-        means = torch.bmm(p, y)
-        out = torch.bmm(means.transpose(0, 1), self.values).transpose(0, 1).reshape(B, -1)
-        if self.value_bias is not None:
-            out = out + self.value_bias
-        return self.layer.mlp(self.layer.proj(out, residual=x[:, 0]))
+        cls, mixed = self.attend(x)
+        return self.layer.mlp(self.layer.proj(mixed, residual=cls))
 
 
 class Prompted:
@@ -243,13 +213,13 @@ def _check(vit: nn.Module) -> None:
         need(all(isinstance(s, known) for s in scales), f"{type(scales[0]).__name__}")
 
 
-def _norm(norm: nn.Module, *, dtype: torch.dtype, device: torch.device) -> _Norm | None:
+def _norm(norm: nn.Module, *, dtype: torch.dtype, device: torch.device) -> FrozenNorm | None:
     if not isinstance(norm, nn.LayerNorm):
         return None
     weight, bias = (
         None if p is None else p.detach().to(device, dtype) for p in (norm.weight, norm.bias)
     )
-    return _Norm(weight, bias, norm.eps, norm.normalized_shape[0])
+    return FrozenNorm(weight, bias, norm.eps, norm.normalized_shape[0])
 
 
 def _scaled(linear: nn.Linear, gamma: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -279,14 +249,4 @@ def _layer(block: Block, *, dtype: torch.dtype, device: torch.device) -> _Layer:
 
 def _last(block: Block, *, dtype: torch.dtype, device: torch.device) -> _LastLayer:
     layer = _layer(block, dtype=dtype, device=device)
-    w, b = layer.qkv.weight, layer.qkv.bias
-    e = w.shape[0] // 3
-    query = FrozenLinear(w[:e], None if b is None else b[:e], dtype=dtype, device=device)
-    keys, values = (p.reshape(layer.heads, -1, w.shape[1]) for p in (w[e : 2 * e], w[2 * e :]))
-    return _LastLayer(
-        layer,
-        query,
-        keys.contiguous(),
-        values.transpose(1, 2).contiguous(),
-        None if b is None else b[2 * e :],
-    )
+    return _LastLayer(layer, CLSAttention(layer.norm1, layer.qkv, layer.heads))
