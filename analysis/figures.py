@@ -242,6 +242,8 @@ def _scale(axes: Axes, places: list[tuple[Any, float]]) -> None:
     positive = [value for value in x if value > 0]
     if _wide(pd.Series(positive)):
         if min(x) > 0:
+            margin = (max(x) / min(x)) ** 0.04
+            axes.set_xlim(min(x) / margin, max(x) * margin)
             axes.set_xscale("log")
         elif min(x) == 0:
             axes.set_xscale("symlog", linthresh=min(positive))

@@ -43,11 +43,13 @@ class _Session:
     def finish(self) -> Run:
         run, tables = self.run, self.run.tables
         record = {k: v for k, v in run.run_record.items() if k not in ("config", "reason")}
+        frames = {
+            name: pd.DataFrame([{"run_id": run.config.run_id, **row} for row in rows])
+            for name, rows in tables.items()
+        }
         found = Run(
-            *(
-                pd.DataFrame([{"run_id": run.config.run_id, **row} for row in tables[name]])
-                for name in ("rounds", "clients")
-            ),
+            rounds=frames["rounds"],
+            clients=frames["clients"],
             payload=run.payload(),
             summary={**record, **tables["rounds"][-1]},
         )
@@ -100,13 +102,13 @@ def _run_on_ray(config: RunConfig, problem: Any, sink: Sink, on_measure: Any) ->
     share = cluster.share_of_gpu(config, total.get("GPU", 0))
     actor = ray.remote(_Session).options(num_cpus=0)
     # Inside a tuple a reference stays one: the workers, not the orchestrator, load the weights.
-    session = actor.remote(config, (ray.put(problem),), problem.dataset, share, sink)
+    session: Any = actor.remote(config, (ray.put(problem),), problem.dataset, share, sink)
 
     class Remote:
         def advance(self) -> Any:
             return ray.get(session.advance.remote())
 
-        def finish(self) -> Run:
+        def finish(self) -> Any:
             return ray.get(session.finish.remote())
 
     try:

@@ -121,7 +121,8 @@ def doctor() -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    table.add_row("processors", f"{cluster.cpu_count()} ({torch.backends.cpu.get_cpu_capability()})")
+    kind = torch.backends.cpu.get_cpu_capability()
+    table.add_row("processors", f"{cluster.cpu_count()} ({kind})")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     table.add_row("memory", f"{memory:.1f} GiB")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -138,7 +139,7 @@ def doctor() -> None:
     for name in catalogue.CATALOGUE:
         here, text = catalogue.available(name)
         table.add_row(f"data {name}", text if here else f"missing: {text}")
-    for name, spec in backbone.BACKBONES.items():
+    for name in backbone.BACKBONES:
         here, text = backbone.available(name)
         table.add_row(f"weights {name}", text if here else f"missing: {text}")
     table.add_row("methods", ", ".join(METHODS))

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedscale.config import ConfigError, RunConfig, gpu_share
 
@@ -19,7 +20,7 @@ QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "1",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "RAY_AIR_NEW_OUTPUT": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
 }
 SOCKET_ROOM = 60
 """Longest temporary folder in whose depth Ray's sockets still fit the 107 bytes of a path."""
@@ -86,7 +87,7 @@ def session(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options = {"logging_level": "ERROR", "log_to_driver": False}
+    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address == "local":
         options |= {"include_dashboard": False, "_temp_dir": short_temp_dir()}
     ray.init(address=address, **{k: v for k, v in options.items() if v is not None})

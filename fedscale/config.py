@@ -12,11 +12,12 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedscale.data import catalogue
+from fedscale.data import catalogue, partition
 from fedscale.graphs import topology
 
 LAYOUT_KEYS = ("workers", "clients_per_worker", "cpus_per_worker", "gpus_per_worker")
@@ -185,7 +186,7 @@ class RunConfig(_Part):
         bounds = [i * clients // max(count, 1) for i in range(max(count, 1) + 1)]
         if per != "auto":
             bounds = [min(i * int(per), clients) for i in range(count + 1)]
-        return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [range(a, b) for a, b in pairwise(bounds)]
 
     @property
     def uses_ray(self) -> bool:
@@ -244,11 +245,8 @@ def _check_data(config: RunConfig) -> None:
                 f"{needed} of its {size} training images (data.train_size, data.min_size); "
                 f"at most {size // max(needed // here, 1)} clients per domain"
             )
-        if data.partition == "labels_per_client" and data.labels_per_client > domain.classes:
-            raise ValueError(
-                f"data.labels_per_client={data.labels_per_client}: domain {domain.name} has "
-                f"{domain.classes} classes"
-            )
+        if data.partition == "labels_per_client":
+            partition.check_labels_per_client(here, data.labels_per_client, domain.classes)
 
 
 def gpu_share(text: str) -> float:
@@ -353,7 +351,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, str]:
         if key in found:
             raise ConfigError(f"{key}={value}: given twice (before: {found[key]})")
         found[key] = value
-    return _known(found)  # type: ignore[return-value]
+    return _known(found)
 
 
 def choices(part: type[BaseModel], field: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class Shared:
 
 
 def resources(config: RunConfig, gpus: float) -> tune.PlacementGroupFactory:
-    """Return the placement group of a trial: an orchestrator that costs nothing, and its workers."""
+    """Return a trial's placement group: an orchestrator that costs nothing, and its workers."""
     worker = {"CPU": config.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
     if not config.uses_ray:
         return tune.PlacementGroupFactory([worker])
@@ -121,9 +121,7 @@ class Trial(tune.Trainable):
             "latest": value,
             "run_id": orchestrator.config.run_id,
             "status": "completed" if over and status == "running" else status,
-            "rounds_done": orchestrator.config.rounds - before
-            if over
-            else orchestrator.committed - before,
+            "rounds_done": (orchestrator.config.rounds if over else orchestrator.committed) - before,
             "done": over and not self.waiting,
         }
 

@@ -260,8 +260,9 @@ def _search(plan: Plan, shared: Any) -> None:
 def _check_shared(plan: Plan, nodes: int) -> None:
     if nodes > 1 and "://" not in plan.request.results and not plan.request.shared_path:
         raise ConfigError(
-            f"results={plan.request.results}: a folder of this machine, but the cluster has {nodes} "
-            "nodes; allowed: a URI (s3://…, gs://…), or --shared-path if all nodes share the disk"
+            f"results={plan.request.results}: a folder of this machine, but the cluster has "
+            f"{nodes} nodes; allowed: a URI (s3://…, gs://…), or --shared-path if all nodes share "
+            "the disk"
         )
 
 

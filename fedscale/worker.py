@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class ClientWorker:
         self.data = cohort.CohortData(
             tokens=self._tokens(problem.dataset.train, mine),
             labels=torch.as_tensor(problem.dataset.train.labels[mine]).to(self.device),
-            rows=[np.arange(a, b) for a, b in zip(bounds, bounds[1:], strict=False)],
+            rows=[np.arange(a, b) for a, b in pairwise(bounds)],
         )
         return {
             "device": _device_name(self.device),
@@ -352,7 +353,7 @@ class RayPool:
 
         actor = ray.remote(ClientWorker).options(num_cpus=cpus, num_gpus=gpus)
         device = "cuda" if gpus > 0 else "cpu"
-        self.workers = [actor.remote(cpus, device) for _ in range(count)]
+        self.workers: list[Any] = [actor.remote(cpus, device) for _ in range(count)]
         ready = [worker.__ray_ready__.remote() for worker in self.workers]
         done, waiting = ray.wait(ready, num_returns=count, timeout=timeout_s)
         if waiting:

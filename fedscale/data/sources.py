@@ -30,7 +30,7 @@ LOCK_SECONDS = 1800.0
 ANSWER_SECONDS = 20.0
 
 
-class DataUnavailable(RuntimeError):  # noqa: N818
+class DataUnavailable(RuntimeError):
     """Images that cannot be had here; the message is one line that says how to get them."""
 
 
