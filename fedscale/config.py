@@ -164,6 +164,11 @@ class RunConfig(_Part):
                 f"merge.epsilon_init={self.merge.epsilon_init:g}: must be at least "
                 f"merge.epsilon={self.merge.epsilon:g} when merge.schedule=anneal"
             )
+        if self.merge.schedule == "anneal" and self.merge.tolerance:
+            raise ValueError(
+                f"merge.tolerance={self.merge.tolerance:g}: must be 0 when merge.schedule=anneal "
+                "(an early stop would end the schedule before its last ε)"
+            )
         self.blocks()
         gpu_share(self.gpus_per_worker)
         return self

@@ -30,6 +30,11 @@ BAD = {
         "merge.epsilon_init=1",
         "at least",
     ),
+    "anneal with an early stop": (
+        ["dfrost", "merge.schedule=anneal", "merge.tolerance=0.1"],
+        "merge.tolerance=0.1",
+        "must be 0",
+    ),
     "NaN learning rate": (["dfrost", "local.lr=nan"], "local.lr=nan", "finite"),
     "negative learning rate": (["dfrost", "local.lr=-1"], "local.lr=-1", "greater than 0"),
     "momentum one": (["dfrost", "local.momentum=1"], "local.momentum=1", "less than 1"),

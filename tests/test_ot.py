@@ -163,6 +163,15 @@ def test_a_representative_without_mass_goes_to_zero_and_says_so():
     assert merged.mass.tolist() == pytest.approx([1, 0])
 
 
+def test_without_lambda_nothing_shrinks_and_an_empty_representative_is_still_finite():
+    omega = torch.tensor([[3.0, 4.0], [3.0, 6.0]]).double()
+    phi0 = torch.tensor([[3.0, 5.0], [1e4, 1e4]]).double()
+    merged = ot_merge(omega, phi0, lam=0.0, steps=1, objective=True)
+    assert merged.phi.tolist() == [[3.0, 5.0], [0.0, 0.0]]
+    assert merged.mass.tolist() == [1.0, 0.0]
+    assert merged.objective.isfinite().all()
+
+
 @given(SEEDS)
 @settings(deadline=None, max_examples=30)
 def test_small_epsilon_and_lambda_give_lloyd_steps(seed):
@@ -393,7 +402,7 @@ NAN = torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])
         ((Z + 1, F), {"epsilon": 1e-305}, "1e300 x epsilon"),
         ((Z, F), {"epsilon": 0.0}, r"epsilon=0\.0: allowed"),
         ((Z, F), {"epsilon": math.nan}, "epsilon=nan"),
-        ((Z, F), {"lam": 0.0}, r"lam=0\.0"),
+        ((Z, F), {"lam": -1e-3}, r"lam=-0\.001"),
         ((Z, F), {"sigma2": -1.0}, r"sigma2=-1\.0"),
         ((Z, F), {"sigma2": math.inf}, "sigma2=inf"),
         ((Z, F), {"steps": 0}, "steps=0"),

@@ -71,6 +71,7 @@ def ot_merge(
         omega: (…, N, d) prompts of the neighbourhood, equal mass each.
         phi0: (…, n, d) start, with the same leading axes, dtype and device.
         steps: S, the number of alternations.
+        lam: 0 or more; Theorem 1 needs more than 0.
         mask: (…, N) bool, False for padding, whose values are ignored.
         schedule: "fixed", or "anneal": geometric from epsilon_init at the first step to epsilon
             at the last.
@@ -94,6 +95,7 @@ def ot_merge(
             f"below 1e300 and below 1e300 x epsilon ({smallest:g})"
         )
 
+    lam = max(lam, 1e-300)  # so that at lam = 0, too, a representative without mass goes to 0
     count = mask.sum(-1, keepdim=True)
     row_mass = (mask.double() / count).unsqueeze(-1)
     n = phi0.shape[-2]
@@ -278,7 +280,7 @@ def _check_options(
     epsilon_init: float,
     tolerance: float,
 ) -> None:
-    positive = {"epsilon": epsilon, "lam": lam, "sigma2": sigma2, "epsilon_init": epsilon_init}
+    positive = {"epsilon": epsilon, "sigma2": sigma2, "epsilon_init": epsilon_init}
     for name, value in positive.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name}={value}: allowed are finite numbers above 0")
@@ -286,8 +288,9 @@ def _check_options(
         raise ValueError(f"steps={steps}: allowed are whole numbers from 1")
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r} is unknown; allowed: {', '.join(SCHEDULES)}")
-    if not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance={tolerance}: allowed are finite numbers from 0")
+    for name, value in {"lam": lam, "tolerance": tolerance}.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: allowed are finite numbers from 0")
     if tolerance > 0 and schedule == "anneal":
         raise ValueError(f"tolerance={tolerance}: with schedule='anneal' allowed is 0")
 
