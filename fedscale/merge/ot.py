@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedscale import seeds
@@ -85,10 +86,10 @@ def ot_merge(
     """
     _check_options(epsilon, lam, sigma2, steps, schedule, epsilon_init, tolerance)
     mask = _check_tensors(omega, phi0, mask)
-    z = torch.where(mask.unsqueeze(-1), omega, 0).double()
-    largest = max(float(z.abs().max()), float(phi0.abs().max()))
+    z, f = torch.where(mask.unsqueeze(-1), omega, 0).double(), phi0.double()
+    largest = max(_largest("omega", z), _largest("phi0", f), 1e-300)
     smallest = min(epsilon, epsilon_init) if schedule == "anneal" else epsilon
-    digits = 2 * math.log10(max(largest, 1e-300)) + math.log10(4 * z.shape[-1] / sigma2)
+    digits = 2 * math.log10(largest) + math.log10(4 * z.shape[-1] / sigma2)
     if digits - min(0.0, math.log10(smallest)) > 300:
         raise ValueError(
             f"omega, phi0: values up to {largest:g} are too large for float64; allowed are costs "
@@ -96,25 +97,24 @@ def ot_merge(
         )
 
     lam = max(lam, 1e-300)  # so that at lam = 0, too, a representative without mass goes to 0
-    count = mask.sum(-1, keepdim=True)
-    row_mass = (mask.double() / count).unsqueeze(-1)
-    n = phi0.shape[-2]
-    x, y, origin = _coordinates(z, phi0.double(), mask)
-    plan = (row_mass / n).expand(*mask.shape, n)
-    cost = _cost(x, y, sigma2)
+    q = (mask.double() / mask.sum(-1, keepdim=True)).unsqueeze(-2)
+    y, origin, x = _coordinates(f, z, mask)
+    # P and C are held transposed, (…, n, N): a softmax over short rows is seven times slower.
+    plan = (q / f.shape[-2]).expand(*q.shape[:-2], f.shape[-2], q.shape[-1])
+    cost = _cost(y, x, sigma2)
     delta = torch.zeros(*mask.shape[:-1], steps, dtype=torch.float64, device=z.device)
-    running = torch.ones_like(count, dtype=torch.bool).unsqueeze(-1)
+    running = torch.ones_like(q[..., :1], dtype=torch.bool)
     history = [_objective(plan, cost, y - origin, epsilon, lam, sigma2)] if objective else []
 
     for s, current in enumerate(_epsilons(schedule, epsilon, epsilon_init, steps)):
         plan_before, y_before = plan, y
-        plan = torch.where(running, row_mass * torch.softmax(-cost / current, -1), plan)
+        plan = torch.where(running, q * torch.softmax(-cost / current, -2), plan)
         if objective:
             history.append(_objective(plan, cost, y - origin, epsilon, lam, sigma2))
         # The regulariser pulls like one more prompt, of mass lam, at the origin.
-        pulled = plan.mT @ x + lam * origin
-        y = torch.where(running, pulled / (plan.sum(-2) + lam).unsqueeze(-1), y)
-        cost = _cost(x, y, sigma2)
+        pulled = plan @ x + lam * origin
+        y = torch.where(running, pulled / (plan.sum(-1, keepdim=True) + lam), y)
+        cost = _cost(y, x, sigma2)
         if objective:
             history.append(_objective(plan, cost, y - origin, epsilon, lam, sigma2))
         delta[..., s] = _frobenius(plan - plan_before) + _frobenius(y - y_before)
@@ -124,11 +124,11 @@ def ot_merge(
                 break
 
     history += history[-1:] * (2 * steps + 1 - len(history))
-    mass = plan.sum(-2)
-    phi = plan.mT @ z / (mass + lam).unsqueeze(-1)
+    mass = plan.sum(-1)
+    phi = plan @ z / (mass + lam).unsqueeze(-1)
     return OTMerge(
         phi=phi.to(omega.dtype),
-        plan=plan.to(omega.dtype),
+        plan=plan.mT.to(omega.dtype),
         mass=mass.to(omega.dtype),
         delta=delta,
         objective=torch.stack(history, -1) if objective else None,
@@ -229,28 +229,29 @@ def sample_starts(
     return torch.stack(starts)
 
 
-def _coordinates(z: Tensor, phi0: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Coordinates of z, phi0 and the origin in an orthonormal basis of what they span.
+def _coordinates(phi0: Tensor, z: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Coordinates of phi0, the origin and z in an orthonormal basis of what they span.
 
     Every iterate is a combination of these points, so all distances can be taken here, in at most
     N + n + 1 dimensions instead of d. Householder QR rounds each point by its own length; taking
     the shortest point as the centre first makes that small also when all points lie far from 0.
     """
-    points = torch.cat([z, phi0], -2)
-    real = torch.cat([mask, torch.ones_like(phi0[..., 0], dtype=torch.bool)], -1)
-    length = torch.linalg.vector_norm(points, dim=-1).masked_fill(~real, torch.inf)
-    index = length.argmin(-1, keepdim=True).unsqueeze(-1).expand(*length.shape[:-1], 1, z.shape[-1])
-    centre = points.gather(-2, index)
-    points = torch.cat([(points - centre) * real.unsqueeze(-1), -centre], -2)
+    points = torch.cat([phi0, torch.zeros_like(phi0[..., :1, :]), z], -2)
+    candidate = torch.ones_like(points[..., 0], dtype=torch.bool)
+    candidate[..., phi0.shape[-2] :] = F.pad(mask, (1, 0), value=False)
+    length = torch.linalg.vector_norm(points, dim=-1).masked_fill(~candidate, torch.inf)
+    index = length.argmin(-1)[..., None, None].expand(*length.shape[:-1], 1, z.shape[-1])
+    points = points - points.gather(-2, index)
     if points.shape[-2] < points.shape[-1]:
         points = torch.linalg.qr(points.mT, mode="r").R.mT.contiguous()
-    return points.split([z.shape[-2], phi0.shape[-2], 1], -2)
+    y, origin, x = points.split([phi0.shape[-2], 1, z.shape[-2]], -2)
+    return y.contiguous(), origin, x.contiguous()
 
 
-def _cost(x: Tensor, y: Tensor, sigma2: float) -> Tensor:
+def _cost(y: Tensor, x: Tensor, sigma2: float) -> Tensor:
     # By differences: |x|² + |y|² − 2xy loses the small distances beside large norms.
     mode = "donot_use_mm_for_euclid_dist"
-    return torch.cdist(x, y, compute_mode=mode).square() / (2 * sigma2)
+    return torch.cdist(y, x, compute_mode=mode).square() / (2 * sigma2)
 
 
 def _objective(
@@ -259,6 +260,15 @@ def _objective(
     transport = (plan * cost).sum((-2, -1))
     entropy = -(torch.special.entr(plan) + plan).sum((-2, -1))
     return transport + epsilon * entropy + lam / (2 * sigma2) * phi.square().sum((-2, -1))
+
+
+def _largest(name: str, values: Tensor) -> float:
+    low, high = values.aminmax()
+    largest = max(float(high), -float(low))
+    if not math.isfinite(float(high) - float(low)) and not values.isfinite().all():
+        where = tuple((~values.isfinite()).nonzero()[0].tolist())
+        raise ValueError(f"{name}: {float(values[where])} at {where}; allowed are finite values")
+    return largest
 
 
 def _frobenius(difference: Tensor) -> Tensor:
@@ -315,14 +325,4 @@ def _check_tensors(omega: Tensor, phi0: Tensor, mask: Tensor | None) -> Tensor:
         raise ValueError(f"{shapes} {mask.dtype}: allowed are (…, N, d), (…, n, d), (…, N) bool")
     if not (omega.numel() and phi0.numel() and mask.any(-1).all()):
         raise ValueError(f"{shapes}: every element of the batch needs a prompt")
-    for name, bad in (
-        ("omega", ~omega.isfinite() & mask.unsqueeze(-1)),
-        ("phi0", ~phi0.isfinite()),
-    ):
-        if bad.any():
-            where = tuple(bad.nonzero()[0].tolist())
-            tensor = omega if name == "omega" else phi0
-            raise ValueError(
-                f"{name}: {float(tensor[where])} at {where}; allowed are finite values"
-            )
     return mask
