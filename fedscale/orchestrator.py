@@ -113,7 +113,7 @@ class RoundOrchestrator:
                 {key: value[c.start : c.stop] for key, value in state.items()} for c in self.layout
             ]
         self.steps = self._steps()
-        self._record("running")
+        self._record("completed" if self.done else "running")
 
     def _steps(self) -> Any:
         c, g = self.config, self.config.graph
@@ -271,6 +271,14 @@ class RoundOrchestrator:
             checkpoint.write(*where, step.round, self.payload())
         self.committed = step.round
         return rows[-1]
+
+    def last(self) -> dict[str, Any]:
+        """Return the `rounds` record of the last committed round (of an earlier process, maybe)."""
+        if self.tables["rounds"]:
+            return self.tables["rounds"][-1]
+        folder = store.join(self.sink.root, self.sink.sweep)
+        rows = store.load(folder, "rounds", {"run_id": self.config.run_id})
+        return dict(rows.iloc[-1])
 
     def payload(self) -> Block:
         """Return the payload of all M clients, each array with a leading axis of length M."""

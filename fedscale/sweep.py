@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +14,7 @@ from fedscale.config import ConfigError, RunConfig, parse_overrides
 from fedscale.options import run_command, sweep_options
 from fedscale.presets import preset
 
-Report = Callable[[str, str], Sequence[Path]]
+Report = Callable[[str, str], Sequence[str]]
 """(results, sweep) → the files it wrote; prints the table."""
 
 
@@ -107,6 +106,10 @@ class Sweep:
         for key in swept:
             if key in self.space:
                 raise ConfigError(f"{key}={swept[key]}: this sweep sets it; leave it out")
+        if "seed" in swept:
+            raise ConfigError(f"seed={swept['seed']}: a sweep takes --seeds {swept['seed']}")
+        if flags["fresh"] and flags["resume"]:
+            raise ConfigError("--fresh repeats runs, --resume goes on with them: give one of them")
         return self.run(Request(overrides=swept, **flags))
 
     def run(self, request: Request) -> int:
@@ -136,7 +139,7 @@ class Sweep:
             console.print(f"{row['run_id']}: {row['status']}: {row['reason']}")
         console.print(f"records: {plan.folder} (runs, rounds, clients: Parquet)")
         for path in written:
-            console.print(f"figure:  {path}")
+            console.print(f"wrote:   {path}")
         if self.advice:
             console.print(f"next:    {self.advice}")
         return 1 if (bad["status"] == "failed").any() else 0

@@ -107,9 +107,10 @@ class Trial(tune.Trainable):
             self.current = self._orchestrator(self.waiting.pop(0))
         orchestrator = self.current
         before, status = orchestrator.committed, "running"
+        rounds = orchestrator.config.rounds
         try:
-            value = self.shared.penalty if orchestrator.done else self._advance(orchestrator)
-            over = orchestrator.done
+            record = orchestrator.advance() if not orchestrator.done else orchestrator.last()
+            value, over = float(record[self.shared.metric]), orchestrator.done
         except Diverged:
             value, over, status = self.shared.penalty, True, "diverged"
         seen = [*self.scores, value]
@@ -121,12 +122,10 @@ class Trial(tune.Trainable):
             "latest": value,
             "run_id": orchestrator.config.run_id,
             "status": "completed" if over and status == "running" else status,
-            "rounds_done": (orchestrator.config.rounds if over else orchestrator.committed) - before,
+            "rounds_done": (orchestrator.config.rounds if over else orchestrator.committed)
+            - before,
             "done": over and not self.waiting,
         }
-
-    def _advance(self, orchestrator: RoundOrchestrator) -> float:
-        return float(orchestrator.advance()[self.shared.metric])
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Give Tune nothing to keep: each commit already wrote the state to the store."""

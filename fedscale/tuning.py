@@ -58,7 +58,7 @@ class Plan:
     @property
     def folder(self) -> str:
         """Where the sweep's tables lie."""
-        return f"{self.request.results.rstrip('/')}/{self.sweep.name}"
+        return store.join(self.request.results, self.sweep.name)
 
     @property
     def searched(self) -> int:
@@ -126,9 +126,11 @@ class Plan:
                 "reused (--fresh repeats them)"
             )
         self.grid = [(config, label) for config, label in self.grid if config.run_id not in done]
-        if not self.request.resume:
-            for config, _ in self.grid:
+        for config, _ in self.grid:
+            state = checkpoint.read(self.request.results, self.sweep.name, config.run_id)
+            if not self.request.resume or state is None:
                 checkpoint.remove(self.request.results, self.sweep.name, config.run_id)
+                store.discard(self.request.results, self.sweep.name, config.run_id)
 
 
 def execute(plan: Plan, console: Console) -> None:
@@ -206,7 +208,7 @@ def _tune_run(plan: Plan, shared: Any, kind: str) -> Any:
 
     return tune.RunConfig(
         name=f"_tune-{kind}",
-        storage_path=f"{shared.root}/{plan.sweep.name}",
+        storage_path=store.join(shared.root, plan.sweep.name),
         callbacks=[ShowProgress()],
         verbose=0,
         failure_config=tune.FailureConfig(max_failures=1),
@@ -233,7 +235,7 @@ def _search(plan: Plan, shared: Any) -> None:
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    path = f"{shared.root}/{plan.sweep.name}/_tune-search"
+    path = store.join(shared.root, plan.sweep.name, "_tune-search")
     trainable = _trainable(plan, shared)
     if plan.request.resume and tune.Tuner.can_restore(path):
         tuner = tune.Tuner.restore(

@@ -84,7 +84,9 @@ def labels_of(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.where(rng.random(count) < SYMBOL_SHARE, symbol, contour)
 
 
-def batch(known: Shapes, seed: int, step: int, count: int) -> tuple[Tensor, Tensor]:
+def batch(
+    known: Shapes, seed: int, step: int, count: int, easy: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Render the images of one step; equal arguments give equal images in every process.
 
     Args:
@@ -92,6 +94,7 @@ def batch(known: Shapes, seed: int, step: int, count: int) -> tuple[Tensor, Tens
         seed: the run's seed.
         step: number of the step, from 1.
         count: images B.
+        easy: share of the images that are a bright object on black, with no camera between.
 
     Returns:
         Images (B, 3, 32, 32) float32 in 0..1 and labels (B,) int64.
@@ -104,7 +107,8 @@ def batch(known: Shapes, seed: int, step: int, count: int) -> tuple[Tensor, Tens
     over = back * (1 - mask) + front * mask
     difference = (back - mask * (0.4 + 0.6 * front)).abs()
     images = torch.where(_coin(rng, count, 0.5), over, difference)
-    return _camera(images, rng), torch.from_numpy(labels)
+    images = torch.where(_coin(rng, count, easy), mask, _camera(images, rng))
+    return images, torch.from_numpy(labels)
 
 
 def _field(known: Shapes, labels: np.ndarray, rng: np.random.Generator) -> Tensor:

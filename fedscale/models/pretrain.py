@@ -46,21 +46,32 @@ class Recipe:
         decay: weight decay of the matrices (not of norms, biases and embeddings).
         warmup: share of the steps with a linearly growing learning rate.
         smoothing: label smoothing of the cross-entropy.
+        easy: share of easy images at the end; it starts at 1 and falls over the first 40 % of the
+            steps. Without easy images at first, CLS stays the same for all images.
+        patches: weight of a second classifier's loss, on the mean of the patches; it teaches the
+            blocks before CLS has learnt where to look, and is thrown away with the first.
         seed: seed of the shapes, the images and the initial weights.
     """
 
     images: int = 1_000_000
     batch: int = 256
-    lr: float = 1.5e-3
+    lr: float = 1e-3
     decay: float = 0.05
     warmup: float = 0.04
     smoothing: float = 0.1
+    easy: float = 0.15
+    patches: float = 0.5
     seed: int = 0
 
     @property
     def steps(self) -> int:
         """Number of optimizer steps."""
         return math.ceil(self.images / self.batch)
+
+    def easy_share(self, step: int) -> float:
+        """Return the share of easy images of a step in 1..steps."""
+        passed = min(1.0, max(0.0, step / self.steps - 0.08) / 0.32)
+        return 1 - (1 - self.easy) * passed
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step in 1..steps."""
@@ -84,10 +95,10 @@ def train(
     model = backbone.build("nano", "random", seed=recipe.seed).requires_grad_(True).train()
     for block in model.blocks:
         block.attn.fused_attn = False  # the fused kernel is slower on CPUs at this size
-    head = nn.Linear(model.num_features, formula.CLASSES)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    parameters = [*model.named_parameters(), *head.named_parameters(prefix="classifier")]
+    heads = nn.ModuleList(nn.Linear(model.num_features, formula.CLASSES) for _ in range(2))
+    for values in heads.parameters():
+        nn.init.zeros_(values)
+    parameters = [*model.named_parameters(), *heads.named_parameters(prefix="classifiers")]
     matrices = [p for name, p in parameters if p.ndim > 1 and name not in _EMBEDDINGS]
     others = [p for name, p in parameters if p.ndim == 1 or name in _EMBEDDINGS]
     optimizer = torch.optim.AdamW(
@@ -100,12 +111,17 @@ def train(
     known = formula.shapes(recipe.seed)
     half = _has_bfloat16()
     for step in range(1, recipe.steps + 1):
-        images, labels = formula.batch(known, recipe.seed, step, recipe.batch)
+        easy = recipe.easy_share(step)
+        images, labels = formula.batch(known, recipe.seed, step, recipe.batch, easy)
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits = head(model(normalise(images))).float()
+            tokens = model.forward_features(normalise(images))
+            logits = heads[0](tokens[:, 0]).float()
+            patches = heads[1](tokens[:, 1:].mean(1)).float()
         loss = nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.smoothing)
+        beside = nn.functional.cross_entropy(patches, labels, label_smoothing=recipe.smoothing)
+        loss = loss + recipe.patches * beside
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_([p for _, p in parameters], 1.0)

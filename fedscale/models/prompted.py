@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import timm.layers
@@ -14,7 +14,14 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from fedscale.models.frozen import CLSAttention, FrozenLinear, FrozenNorm, attention, repeat_runs
+from fedscale.models.frozen import (
+    FrozenBlock,
+    FrozenLastBlock,
+    FrozenLinear,
+    FrozenMLP,
+    FrozenNorm,
+    Tape,
+)
 
 Precision = Literal["float32", "bfloat16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,40 +40,6 @@ class Preprocessing(Protocol):
 
 class Unsupported(ValueError):
     """An architecture whose forward pass this module does not reproduce; one line."""
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """One pre-norm block; queries carry the factor 1/sqrt(e), LayerScale is in proj and fc2."""
-
-    norm1: FrozenNorm
-    qkv: FrozenLinear
-    proj: FrozenLinear
-    norm2: FrozenNorm
-    fc1: FrozenLinear
-    act: Callable[[Tensor], Tensor]
-    fc2: FrozenLinear
-    heads: int
-
-    def mix(self, x: Tensor, qkv: Tensor) -> Tensor:
-        """Add attention over qkv (B, N, 3·d), then the MLP, to x (B, N, d)."""
-        return self.mlp(self.proj(attention(qkv, self.heads), residual=x))
-
-    def mlp(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(self.norm2(x))), residual=x)
-
-
-@dataclass(frozen=True)
-class _LastLayer:
-    """The last block as far as the CLS row needs it; see `CLSAttention`."""
-
-    layer: _Layer
-    attend: CLSAttention
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map all rows x (B, N, d) to the new CLS row (B, d)."""
-        cls, mixed = self.attend(x)
-        return self.layer.mlp(self.layer.proj(mixed, residual=cls))
 
 
 class Prompted:
@@ -109,8 +82,8 @@ class Prompted:
         self.stem = backbone.eval().requires_grad_(False).to(self.device)
         options = {"dtype": self.dtype, "device": self.device}
         self.norm_pre = _norm(backbone.norm_pre, **options)
-        self.layers = [_layer(block, **options) for block in backbone.blocks[:-1]]
-        self.last = _last(backbone.blocks[-1], **options)
+        self.blocks = [_block(block, **options) for block in backbone.blocks[:-1]]
+        self.last = FrozenLastBlock(_block(backbone.blocks[-1], **options))
         self.norm = _norm(backbone.norm, dtype=torch.float32, device=self.device)
 
     @torch.no_grad()
@@ -158,24 +131,84 @@ class Prompted:
             )
         return self._features(tokens, prompts, counts)
 
-    def _features(self, tokens: Tensor, prompts: Tensor, counts: Sequence[int]) -> Tensor:
+    def _features(self, tokens: Tensor, prompts: Tensor, counts: list[int]) -> Tensor:
+        if not (torch.is_grad_enabled() and prompts.requires_grad):
+            return self.norm(self._forward(tokens, prompts, counts)[0].float())
+        rows: Tensor = _Backbone.apply(tokens, prompts, counts, self)
+        return self.norm(rows)
+
+    def _forward(self, tokens: Tensor, prompts: Tensor, counts: list[int]) -> tuple[Tensor, Tape]:
         p = prompts.to(self.dtype)
+        pre: Tape = ()
         if self.norm_pre is not None:
-            p = self.norm_pre(p)
-        x = _join(tokens, repeat_runs(p, counts))
-        for i, layer in enumerate(self.layers):
+            p, pre = self.norm_pre.forward(p)
+        B, N, d = len(tokens), tokens.shape[1] + p.shape[1], self.width
+        x = _join(tokens, p, counts)
+        tapes = []
+        for i, block in enumerate(self.blocks):
             if i == 0:
-                # Before the first attention prompts are alike for all images of a client.
-                own = layer.qkv(layer.norm1(p))
-                qkv = _join(layer.qkv(layer.norm1(tokens)), repeat_runs(own, counts))
+                # Before the first attention a client's prompts are alike for all its images.
+                own, norm = block.norm.forward(p)
+                qkv = [block.qkv.forward(z.reshape(-1, d)) for z in (block.norm(tokens), own)]
+                parts = [z.view(*like.shape[:2], -1) for z, like in zip(qkv, (tokens, p))]
+                x, mix = block.mix(x, _join(*parts, counts), B)
+                tape = norm, mix
             else:
-                qkv = layer.qkv(layer.norm1(x))
-            x = layer.mix(x, qkv)
-        return self.norm(self.last(x).float())
+                x, tape = block.forward(x, B)
+            tapes.append(tape)
+        x, tape = self.last.forward(x, B)
+        return x, (*tapes, tape, pre)
+
+    def _backward(self, tape: Tape, g: Tensor, counts: list[int], n: int) -> Tensor:
+        *tapes, last, pre = tape
+        B = len(g)
+        g = self.last.backward(last, g)
+        for block, tape in zip(self.blocks[:0:-1], tapes[:0:-1]):
+            g = block.backward(tape, g)
+        if self.blocks:
+            block = self.blocks[0]
+            norm, mix = tapes[0]
+            g, gqkv = block.mix_backward(mix, g)
+            own = _sum_runs(gqkv.view(B, -1, gqkv.shape[1])[:, 1 : n + 1], counts)
+            through = block.norm.backward(norm, block.qkv.backward(own.flatten(0, 1)).view(len(counts), n, -1))
+        gp = _sum_runs(g.view(B, -1, g.shape[1])[:, 1 : n + 1], counts)
+        if self.blocks:
+            gp = gp + through
+        if self.norm_pre is not None:
+            gp = self.norm_pre.backward(pre, gp)
+        return gp.float()
 
 
-def _join(tokens: Tensor, prompts: Tensor) -> Tensor:
-    return torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], 1)
+class _Backbone(torch.autograd.Function):
+    """Prompts (C, n, d) float32 → CLS rows (B, d) float32 before the final norm."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, prompts: Tensor, counts: list[int], model: Prompted) -> Tensor:
+        x, ctx.tape = model._forward(tokens, prompts, counts)
+        ctx.call = counts, prompts.shape[1], model
+        return x.float()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, None, None]:
+        counts, n, model = ctx.call
+        return None, model._backward(ctx.tape, g.to(model.dtype), counts, n), None, None
+
+
+def _join(tokens: Tensor, prompts: Tensor, counts: list[int]) -> Tensor:
+    """Rows of CLS, the image's prompts, patches: (B, T, w) and (C, n, w) → (B·(T+n), w)."""
+    B, T, w = tokens.shape
+    n = prompts.shape[1]
+    x = tokens.new_empty(B, T + n, w)
+    x[:, :1] = tokens[:, :1]
+    x[:, n + 1 :] = tokens[:, 1:]
+    for part, own in zip(x[:, 1 : n + 1].split(counts), prompts):
+        part.copy_(own)
+    return x.flatten(0, 1)
+
+
+def _sum_runs(g: Tensor, counts: list[int]) -> Tensor:
+    """Add the gradients (B, n, w) of each client's images, in float32: (C, n, w)."""
+    return torch.stack([part.sum(0, dtype=torch.float32) for part in g.split(counts)]).to(g.dtype)
 
 
 _GELUS = (nn.GELU, timm.layers.GELU)
@@ -229,24 +262,21 @@ def _scaled(linear: nn.Linear, gamma: Tensor | None) -> tuple[Tensor, Tensor | N
     return w * gamma[:, None], None if b is None else b * gamma
 
 
-def _layer(block: Block, *, dtype: torch.dtype, device: torch.device) -> _Layer:
+def _block(block: Block, *, dtype: torch.dtype, device: torch.device) -> FrozenBlock:
     options = {"dtype": dtype, "device": device}
-    a = block.attn
+    a, mlp = block.attn, block.mlp
     scale = torch.ones(a.qkv.out_features, device=a.qkv.weight.device)
     scale[: a.attn_dim] = a.scale
     gammas = [getattr(ls, "gamma", None) for ls in (block.ls1, block.ls2)]
-    return _Layer(
-        norm1=_norm(block.norm1, **options),
+    return FrozenBlock(
+        norm=_norm(block.norm1, **options),
         qkv=FrozenLinear(*_scaled(a.qkv, scale), **options),
         proj=FrozenLinear(*_scaled(a.proj, gammas[0]), **options),
-        norm2=_norm(block.norm2, **options),
-        fc1=FrozenLinear(block.mlp.fc1.weight, block.mlp.fc1.bias, **options),
-        act=block.mlp.act,
-        fc2=FrozenLinear(*_scaled(block.mlp.fc2, gammas[1]), **options),
+        mlp=FrozenMLP(
+            norm=_norm(block.norm2, **options),
+            fc1=FrozenLinear(mlp.fc1.weight, mlp.fc1.bias, **options),
+            activation="gelu",
+            fc2=FrozenLinear(*_scaled(mlp.fc2, gammas[1]), **options),
+        ),
         heads=a.num_heads,
     )
-
-
-def _last(block: Block, *, dtype: torch.dtype, device: torch.device) -> _LastLayer:
-    layer = _layer(block, dtype=dtype, device=device)
-    return _LastLayer(layer, CLSAttention(layer.norm1, layer.qkv, layer.heads))
