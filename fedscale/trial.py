@@ -122,8 +122,7 @@ class Trial(tune.Trainable):
             "latest": value,
             "run_id": orchestrator.config.run_id,
             "status": "completed" if over and status == "running" else status,
-            "rounds_done": (orchestrator.config.rounds if over else orchestrator.committed)
-            - before,
+            "rounds_done": (rounds if over else orchestrator.committed) - before,
             "done": over and not self.waiting,
         }
 
