@@ -119,13 +119,11 @@ def share_of_gpu(config: RunConfig, gpus: float) -> float:
         ConfigError: a share is asked for where there is no GPU, or all workers need more.
     """
     share = gpu_share(config.gpus_per_worker)
+    workers = len(config.blocks())
     if share < 0:
-        return (
-            1.0 if gpus >= max(len(config.blocks()), 1) else min(gpus, 1.0) and _fit(config, gpus)
-        )
+        return packed_share(workers, int(gpus))
     if share == 0:
         return 0.0
-    workers = len(config.blocks())
     fits = int(gpus) * int(1 / share + 1e-2) if share < 1 else int(gpus // share)
     if fits < workers:
         raise ConfigError(
@@ -135,10 +133,10 @@ def share_of_gpu(config: RunConfig, gpus: float) -> float:
     return share
 
 
-def _fit(config: RunConfig, gpus: float) -> float:
-    """Return the largest share 1/k at which all workers of a run fit the GPUs."""
-    per_gpu = -(-len(config.blocks()) // int(gpus))
-    return int(1e4 / per_gpu) / 1e4
+def packed_share(workers: int, gpus: int) -> float:
+    """Return the largest share, at most one GPU, at which all workers of a run have one."""
+    per_gpu = -(-workers // gpus) if gpus else 0
+    return int(1e4 / per_gpu) / 1e4 if per_gpu else 0.0
 
 
 def check_cpus(config: RunConfig, cpus: float) -> None:

@@ -170,7 +170,7 @@ def _mask(field: Tensor, labels: np.ndarray, rng: np.random.Generator) -> Tensor
 
 
 def _texture(count: int, rng: np.random.Generator, *, plain: float) -> Tensor:
-    """Backgrounds (B, 3, 32, 32): a colour, smooth fields, a grating and noise, any may be absent."""
+    """Surfaces (B, 3, 32, 32): a colour, smooth fields, a grating, noise; any may be absent."""
     view = (count, 1, 1, 1)
     colour = _uniform(rng, (count, 3, 1, 1), 0, 1)
     grey = _uniform(rng, view, 0, 1)
@@ -204,7 +204,7 @@ def _apart(front: Tensor, back: Tensor) -> Tensor:
 
 
 def _camera(images: Tensor, rng: np.random.Generator) -> Tensor:
-    """Low resolution, contrast, inversion, loss of colour and noise, each for a part of the images."""
+    """Low resolution, contrast, inversion, loss of colour and noise, each for some images."""
     count = len(images)
     coarse = interpolate(avg_pool2d(images, 4), scale_factor=4, mode="bilinear")
     half = interpolate(avg_pool2d(images, 2), scale_factor=2, mode="bilinear")

@@ -24,15 +24,13 @@ import timm
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from fedscale.models import backbone, formula
+from fedscale.models import backbone, formula, probe
 
-PROBE_C = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-DOMAINS = "offline"
+_EMBEDDINGS = ("pos_embed", "cls_token")
 
 
 @dataclass(frozen=True)
@@ -169,68 +167,6 @@ def provenance(recipe: Recipe, step: int, seconds: float, accuracy: float) -> di
     }
 
 
-def features(model: nn.Module, images: np.ndarray) -> np.ndarray:
-    """Return CLS features (N, d) of uint8 images (N, H, W, 3), resized to `nano`'s input."""
-    side = backbone.BACKBONES["nano"].image_size
-    parts = []
-    with torch.no_grad():
-        for start in range(0, len(images), 512):
-            block = torch.from_numpy(images[start : start + 512]).permute(0, 3, 1, 2).float() / 255
-            block = nn.functional.interpolate(
-                block, size=(side, side), mode="bilinear", antialias=True, align_corners=False
-            )
-            parts.append(model(normalise(block)).numpy())
-    return np.concatenate(parts)
-
-
-def linear_probe(
-    train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray
-) -> tuple[float, float]:
-    """Return (test accuracy, C) of a logistic regression on features (N, d), labels (N,).
-
-    Features are standardised by the training set. C is the one of `PROBE_C` that scores best on
-    a stratified fifth of the training set (seed 0; the smallest of equals), then all is refitted.
-    """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import StandardScaler
-
-    scaler = StandardScaler().fit(train_x)
-    train_x, test_x = scaler.transform(train_x), scaler.transform(test_x)
-
-    def score(strength: float, x: np.ndarray, y: np.ndarray, v: np.ndarray, w: np.ndarray) -> float:
-        return float(LogisticRegression(C=strength, max_iter=1000).fit(x, y).score(v, w))
-
-    fit_x, held_x, fit_y, held_y = train_test_split(
-        train_x, train_y, test_size=0.2, random_state=0, stratify=train_y
-    )
-    best = max(PROBE_C, key=lambda strength: score(strength, fit_x, fit_y, held_x, held_y))
-    return score(best, train_x, train_y, test_x, test_y), best
-
-
-def probe(models: dict[str, nn.Module], train_size: int = 0, test_size: int = 0) -> Table:
-    """Return the table of probe accuracies, a row per offline domain and a column per model.
-
-    Sizes are images per domain, 0 for all.
-    """
-    from fedscale.data import catalogue
-
-    data = catalogue.load(DOMAINS, train_size, test_size)
-    table = Table("domain", "train", "test", *models, title="Linear probe on frozen CLS features")
-    for number, domain in enumerate(data.domains):
-        labels = [part.labels[part.domains == number] for part in (data.train, data.test)]
-        cells = []
-        for model in models.values():
-            x = [features(model, part.images[number]) for part in (data.train, data.test)]
-            accuracy, strength = linear_probe(x[0], labels[0], x[1], labels[1])
-            cells.append(f"{accuracy:.3f} (C={strength:g})")
-        table.add_row(domain, str(len(labels[0])), str(len(labels[1])), *cells)
-    return table
-
-
-_EMBEDDINGS = ("pos_embed", "cls_token")
-
-
 def _has_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
@@ -294,15 +230,21 @@ def main(
     if probed is None:
         _run(Recipe(images=images, batch=batch, lr=lr, seed=seed), out, every)
         return
+    console = Console()
     try:
-        trained = backbone.build("nano", probed)
+        models = {name: backbone.build("nano", name) for name in ("random", probed)}
+        notes = backbone.metadata(_file(probed))
     except backbone.WeightsUnavailable as error:
         raise click.ClickException(str(error)) from None
-    file = backbone.ASSETS / "nano.safetensors" if probed == "pretrained" else Path(probed)
-    console = Console()
-    for key, value in backbone.metadata(file).items():
+    for key, value in notes.items():
         console.print(f"{key}: {value}", highlight=False)
-    console.print(probe({"untrained": backbone.build("nano", "random"), "trained": trained}))
+    named = {"untrained": models["random"], "trained": models[probed]}
+    console.print(probe.table(probe.probe("nano", named)))
+    console.print(probe.PROTOCOL, highlight=False)
+
+
+def _file(weights: str) -> Path:
+    return backbone.ASSETS / "nano.safetensors" if weights == "pretrained" else Path(weights)
 
 
 if __name__ == "__main__":
