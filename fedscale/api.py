@@ -12,7 +12,8 @@ from fedscale import cluster
 from fedscale.config import ConfigError, RunConfig
 from fedscale.data.catalogue import Dataset
 from fedscale.orchestrator import RoundOrchestrator, Sink
-from fedscale.worker import Block, InlinePool, RayPool, load_problem
+from fedscale.pools import InlinePool, RayPool
+from fedscale.worker import Block, load_problem
 
 
 @dataclass(frozen=True)

@@ -7,27 +7,21 @@ first, then the state from which a new process would go on.
 
 from __future__ import annotations
 
-import json
-import platform
-import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from functools import lru_cache
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedscale import checkpoint, metrics, store
+from fedscale import checkpoint, metrics, provenance, store
 from fedscale.config import RunConfig
 from fedscale.data import partition
 from fedscale.graphs import mixing
+from fedscale.pools import InlinePool, RayPool
 from fedscale.regimes import gossip
-from fedscale.worker import Block, Diverged, InlinePool, RayPool
+from fedscale.worker import Block, Diverged
 
 WINDOW = 4
 """Rounds in flight before the orchestrator waits for the oldest."""
@@ -101,7 +95,7 @@ class RoundOrchestrator:
                 for clients in self.layout
             ],
         )[0]
-        self.started, self.seconds = _now(), 0.0
+        self.started, self.seconds = provenance.now(), 0.0
         self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": []}
         self.committed = 0
         found = checkpoint.read(sink.root, sink.sweep, config.run_id) if resume else None
@@ -294,8 +288,8 @@ class RoundOrchestrator:
             "config": self.config.json_text(),
             "status": status,
             "reason": reason,
-            "versions": _versions(),
-            "revision": _revision(),
+            "versions": provenance.versions(),
+            "revision": provenance.revision(),
             "device": self.facts["device"],
             "threads": self.facts["threads"],
             "precision": self.facts["precision"],
@@ -304,36 +298,3 @@ class RoundOrchestrator:
         }
         if self.sink.root:
             store.write_run(self.sink.root, self.sink.sweep, self.run_record)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-@lru_cache(maxsize=1)
-def _versions() -> str:
-    """Return the versions that numbers depend on, as JSON."""
-    names = ("fedscale-sweeps", "torch", "ray", "timm", "numpy", "scipy", "scikit-learn", "optuna")
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return json.dumps(found, sort_keys=True)
-
-
-@lru_cache(maxsize=1)
-def _revision() -> str:
-    """Return the git revision of the source tree, or "" when it is not a checkout."""
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

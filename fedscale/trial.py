@@ -15,7 +15,8 @@ from ray import tune
 
 from fedscale.config import RunConfig, from_json
 from fedscale.orchestrator import RoundOrchestrator, Sink
-from fedscale.worker import Diverged, InlinePool, Problem, RayPool, load_problem, problem_key
+from fedscale.pools import InlinePool, RayPool
+from fedscale.worker import Diverged, Problem, load_problem, problem_key
 
 
 @dataclass(frozen=True)

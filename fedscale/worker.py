@@ -1,4 +1,4 @@
-"""ClientWorker: hosts a contiguous block of clients; and the two ways to call workers.
+"""ClientWorker: hosts a contiguous block of clients.
 
 Every method that touches the state of clients takes it as an argument and returns it: a block is
 a payload as NumPy arrays. A worker that was lost is made anew and asked again with the same
@@ -324,66 +324,3 @@ def _join(layout: Sequence[range], blocks: Sequence[Block | None]) -> Block:
         for key, value in (block or {}).items():
             whole[key][clients.start : clients.stop] = value
     return whole
-
-
-class InlinePool:
-    """The workers of a run in this process, one after the other (`workers=0`)."""
-
-    def __init__(self, threads: int, device: str) -> None:
-        self.workers = [ClientWorker(threads, device)]
-
-    def call(self, index: int, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of worker `index` and return its answer (a tuple if `returns` > 1)."""
-        return getattr(self.workers[index], method)(*args)
-
-    def get(self, answer: Any) -> Any:
-        """Return the value of an answer."""
-        return answer
-
-    def close(self) -> None:
-        """Let the workers go."""
-        self.workers = []
-
-
-class RayPool:
-    """The workers of a run as Ray actors; answers are object references until `get`."""
-
-    def __init__(self, count: int, cpus: int, gpus: float, timeout_s: float = 180.0) -> None:
-        import ray
-
-        actor = ray.remote(ClientWorker).options(num_cpus=cpus, num_gpus=gpus)
-        device = "cuda" if gpus > 0 else "cpu"
-        self.workers: list[Any] = [actor.remote(cpus, device) for _ in range(count)]
-        ready = [worker.__ray_ready__.remote() for worker in self.workers]
-        done, waiting = ray.wait(ready, num_returns=count, timeout=timeout_s)
-        if waiting:
-            self.close()
-            raise RuntimeError(
-                f"{len(waiting)} of {count} workers (each {cpus} CPUs, {gpus:g} GPUs) did not "
-                f"start within {timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
-            )
-        ray.get(done)
-
-    def call(self, index: int, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of worker `index`; return a reference (a list if `returns` > 1)."""
-        return getattr(self.workers[index], method).options(num_returns=returns).remote(*args)
-
-    def get(self, answer: Any) -> Any:
-        """Wait for the value of a reference; an error of the worker is raised as itself."""
-        import ray
-
-        try:
-            return ray.get(answer)
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, Diverged | ClientFailed):
-                raise cause from None
-            raise
-
-    def close(self) -> None:
-        """End the workers' processes."""
-        import ray
-
-        for worker in self.workers:
-            ray.kill(worker)
-        self.workers = []

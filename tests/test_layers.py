@@ -7,18 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"seeds", "files", "schemas"},
+    {"seeds", "files", "schemas", "provenance"},
     {"store", "graphs", "data", "models"},
     {"local", "merge", "regimes", "metrics"},
     {"config", "presets", "checkpoint"},
     {"worker", "cluster"},
+    {"pools"},
     {"orchestrator"},
     {"api", "trial", "progress", "options"},
     {"tuning", "sweep"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-RAY = {"worker", "cluster", "api", "trial", "progress", "tuning", "sweep"}
+RAY = {"pools", "cluster", "api", "trial", "progress", "tuning", "sweep"}
 
 
 def modules():

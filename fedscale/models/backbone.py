@@ -19,13 +19,13 @@ import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
 ASSETS = Path(__file__).parent / "assets"
 
 
-class WeightsUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, not of the code
+class WeightsUnavailable(RuntimeError):
     """Weights that cannot be had; one line that names the file and `backbone.weights=PATH`."""
 
 
@@ -214,7 +214,8 @@ def from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> VisionTransforme
 
 def _skeleton(spec: BackboneSpec) -> VisionTransformer:
     if spec.timm_name:
-        return _create(spec.timm_name)
+        model: Any = timm.create_model(spec.timm_name, num_classes=0)
+        return model
     return VisionTransformer(
         img_size=spec.image_size,
         patch_size=spec.patch,
@@ -227,11 +228,6 @@ def _skeleton(spec: BackboneSpec) -> VisionTransformer:
     )
 
 
-def _create(timm_name: str, **options: Any) -> VisionTransformer:
-    model: Any = timm.create_model(timm_name, num_classes=0, **options)
-    return model
-
-
 def _freeze(model: VisionTransformer) -> VisionTransformer:
     model.eval()
     model.requires_grad_(False)
@@ -239,21 +235,22 @@ def _freeze(model: VisionTransformer) -> VisionTransformer:
 
 
 def _load(spec: BackboneSpec, file: Path) -> VisionTransformer:
-    metadata(file)  # refuses absent files and pickles before timm can try to unpickle them
+    metadata(file)  # refuses absent files and pickles
     # Building draws random weights that are then overwritten; the caller's stream must not move.
     with torch.random.fork_rng(devices=[]):
-        try:
-            if spec.timm_name:
-                # timm renames the keys of older checkpoints and drops the classifier.
-                overlay = {"file": str(file), "hf_hub_id": None, "url": ""}
-                model = _create(spec.timm_name, pretrained=True, pretrained_cfg_overlay=overlay)
-            else:
-                model = _skeleton(spec)
-                model.load_state_dict(load_file(file), strict=True)
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise WeightsUnavailable(
-                f"backbone.weights={file} does not fit backbone {spec.name!r}: {_line(error)}"
-            ) from None
+        model = _skeleton(spec)
+    try:
+        state = load_file(file)
+        if spec.timm_name:
+            # Older checkpoints have other names. timm's own loading accepts missing keys, which
+            # would leave random weights in a frozen model: hence its filter, then strict loading.
+            state = checkpoint_filter_fn(state, model)
+            state = {key: value for key, value in state.items() if not key.startswith("head.")}
+        model.load_state_dict(state, strict=True)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise WeightsUnavailable(
+            f"backbone.weights={file} does not fit backbone {spec.name!r}: {_line(error)}"
+        ) from None
     return _freeze(model)
 
 
@@ -271,7 +268,8 @@ def _local_file(spec: BackboneSpec) -> Path | None:
 def _pretrained_file(spec: BackboneSpec) -> Path:
     file = _local_file(spec)
     if file is None and spec.timm_name:
-        from huggingface_hub import constants, get_session, hf_hub_download
+        from huggingface_hub import constants, hf_hub_download
+        from huggingface_hub.utils import get_session
 
         repo, _, filename = spec.weights_file.rpartition("/")
         try:

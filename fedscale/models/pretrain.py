@@ -14,9 +14,10 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -91,16 +92,22 @@ def train(
         on_step: called after every step with (step, loss, accuracy on the batch, the model).
     """
     model = backbone.build("nano", "random", seed=recipe.seed).requires_grad_(True).train()
-    for block in model.blocks:
+    blocks: Iterable[Any] = model.blocks
+    for block in blocks:
         block.attn.fused_attn = False  # the fused kernel is slower on CPUs at this size
-    heads = nn.ModuleList(nn.Linear(model.num_features, formula.CLASSES) for _ in range(2))
+    with torch.random.fork_rng(devices=[]):  # the layers draw weights before they are zeroed
+        heads = nn.ModuleList(nn.Linear(model.num_features, formula.CLASSES) for _ in range(2))
     for values in heads.parameters():
         nn.init.zeros_(values)
     parameters = [*model.named_parameters(), *heads.named_parameters(prefix="classifiers")]
     matrices = [p for name, p in parameters if p.ndim > 1 and name not in _EMBEDDINGS]
     others = [p for name, p in parameters if p.ndim == 1 or name in _EMBEDDINGS]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": recipe.decay},
+        {"params": others},
+    ]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": recipe.decay}, {"params": others}],
+        groups,
         lr=recipe.lr,
         weight_decay=0.0,
         betas=(0.9, 0.98),
@@ -236,7 +243,7 @@ def main(
         notes = backbone.metadata(_file(probed))
     except backbone.WeightsUnavailable as error:
         raise click.ClickException(str(error)) from None
-    for key, value in notes.items():
+    for key, value in sorted(notes.items()):
         console.print(f"{key}: {value}", highlight=False)
     named = {"untrained": models["random"], "trained": models[probed]}
     console.print(probe.table(probe.probe("nano", named)))

@@ -53,16 +53,15 @@ def probe(
         test_size: test images per domain, likewise.
     """
     data = catalogue.load("offline", train_size, test_size)
-    runs = {key: Prompted(model, backbone.spec_of(name)) for key, model in models.items()}
     rows = []
     for number, domain in enumerate(data.domains):
         if domains and domain not in domains:
             continue
         fit_y, test_y = (part.labels[part.domains == number] for part in (data.train, data.test))
         scores = {}
-        for key, model in runs.items():
+        for key, model in models.items():
             fit_x, test_x = (
-                features(model, part.images[number]) for part in (data.train, data.test)
+                features(name, model, part.images[number]) for part in (data.train, data.test)
             )
             scores[key] = linear_probe(fit_x, fit_y, test_x, test_y)
         accuracy = {key: score for key, (score, _) in scores.items()}
@@ -72,10 +71,13 @@ def probe(
 
 
 @torch.no_grad()
-def features(model: Prompted, images: np.ndarray, batch: int = 512) -> np.ndarray:
-    """Return the CLS features (N, d) float32 of uint8 images (N, H, W, 3), without prompts."""
-    blocks = (images[start : start + batch] for start in range(0, len(images), batch))
-    return np.concatenate([model.features(model.tokens(block)).numpy() for block in blocks])
+def features(name: str, model: VisionTransformer, images: np.ndarray) -> np.ndarray:
+    """Return the CLS features (N, d) float32 of uint8 images (N, H, W, 3).
+
+    Images are resized and normalised as in a run; the blocks are timm's own.
+    """
+    tokens = Prompted(model, backbone.spec_of(name)).tokens(images)
+    return np.concatenate([model.norm(model.blocks(x))[:, 0].numpy() for x in tokens.split(512)])
 
 
 def linear_probe(

@@ -142,22 +142,28 @@ class Prompted:
         pre: Tape = ()
         if self.norm_pre is not None:
             p, pre = self.norm_pre.forward(p)
-        B, N, d = len(tokens), tokens.shape[1] + p.shape[1], self.width
-        x = _join(tokens, p, counts)
+        B, d = len(tokens), self.width
+        x = _join(tokens[..., :d], p, counts)
         tapes = []
         for i, block in enumerate(self.blocks):
             if i == 0:
                 # Before the first attention a client's prompts are alike for all its images.
                 own, norm = block.norm.forward(p)
-                qkv = [block.qkv.forward(z.reshape(-1, d)) for z in (block.norm(tokens), own)]
-                parts = [z.view(*like.shape[:2], -1) for z, like in zip(qkv, (tokens, p))]
-                x, mix = block.mix(x, _join(*parts, counts), B)
+                own = block.qkv.forward(own.flatten(0, 1)).view(*p.shape[:2], -1)
+                if tokens.shape[2] == d:
+                    tokens = self.project(tokens)
+                x, mix = block.mix(x, _join(tokens[..., d:], own, counts), B)
                 tape = norm, mix
             else:
                 x, tape = block.forward(x, B)
             tapes.append(tape)
         x, tape = self.last.forward(x, B)
         return x, (*tapes, tape, pre)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        block = self.blocks[0]
+        qkv = block.qkv.forward(block.norm(tokens).flatten(0, 1))
+        return torch.cat([tokens, qkv.view(*tokens.shape[:2], -1)], 2)
 
     def _backward(self, tape: Tape, g: Tensor, counts: list[int], n: int) -> Tensor:
         *tapes, last, pre = tape
