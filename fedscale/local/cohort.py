@@ -1,4 +1,10 @@
-"""The only training loop: the mini-batches of all clients of a worker as one batch."""
+"""The only training loop: the mini-batches of all clients of a worker as one batch.
+
+The backbone is frozen and every trainable tensor carries a leading client axis, so clients cannot
+touch each other's gradients, and the result is exactly that of one run per client. Cohorts are
+ragged: clients are sorted by their number of steps and a prefix of them takes each step; nothing
+is padded but the linear heads. A step is walked in chunks of images that suit the cache.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedscale import seeds
 from fedscale.local import optimizers
@@ -17,30 +24,37 @@ from fedscale.models.prompted import Prompted
 
 Payload = dict[str, Tensor]
 
+CHUNK_VALUES = {"cpu": 2**20, "cuda": 2**24}
+"""Values of the residual stream (images · rows · width) per chunk. CPU: measured, see
+benchmarks/local_update.py; CUDA: bounds the memory of a chunk's activations (about 8 GB for a
+ViT-B in bfloat16)."""
+
 
 class Settings(Protocol):
     """What `train` reads of the configuration of local updates."""
 
     @property
-    def optimizer(self) -> str: ...
+    def optimizer(self) -> str: ...  # noqa: D102
     @property
-    def lr(self) -> float: ...
+    def lr(self) -> float: ...  # noqa: D102
     @property
-    def prompt_lr(self) -> float: ...
+    def prompt_lr(self) -> float: ...  # noqa: D102
     @property
-    def epochs(self) -> int: ...
+    def epochs(self) -> int: ...  # noqa: D102
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int: ...  # noqa: D102
     @property
-    def momentum(self) -> float: ...
+    def momentum(self) -> float: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class CohortData:
-    """Training samples of a block of clients.
+    """Training samples of a block of clients, each image once.
 
-    tokens (N, T, d) and labels (N,) int64 hold each image once; rows[c] are the positions of
-    client c's samples in them.
+    Attributes:
+        tokens: (N, T, w) from `Prompted.tokens`.
+        labels: (N,) int64.
+        rows: per client, the positions of its samples in tokens and labels.
     """
 
     tokens: Tensor
@@ -50,14 +64,19 @@ class CohortData:
 
 @dataclass(frozen=True)
 class TrainStats:
-    """loss (C,) mean over the client's steps of the round, NaN where steps (C,) is 0."""
+    """What a round of local training reports, per client.
+
+    Attributes:
+        loss: (C,) mean over the client's steps of the loss before each step; NaN without steps.
+        steps: (C,) int64 steps taken.
+    """
 
     loss: Tensor
     steps: Tensor
 
     @property
     def diverged(self) -> Tensor:
-        """(C,) bool: clients that trained and whose loss is not finite."""
+        """(C,) bool: the client trained and its loss is not finite."""
         return (self.steps > 0) & ~torch.isfinite(self.loss)
 
 
@@ -71,16 +90,16 @@ def initial_payload(
     init: Literal["shared", "per_client"] = "shared",
     seed: int,
 ) -> Payload:
-    """Prompts from U(-v, v) with v = sqrt(6 / (3·patch² + width)), heads of zeros.
+    """Prompts drawn from U(-v, v), v = sqrt(6 / (3·patch² + width)), and heads of zeros.
 
-    clients are global numbers; the payload's leading axis follows them.
+    clients are global numbers; the leading axis of the payload follows them. "shared" gives
+    every client the same draw, "per_client" each its own.
     """
     v = (6 / (3 * patch * patch + width)) ** 0.5
     keys = [0 if init == "shared" else c for c in clients]
     draws = [seeds.stream(seed, "prompts", 0, k).uniform(-v, v, (count, width)) for k in keys]
-    prompts = torch.from_numpy(np.stack(draws).astype(np.float32))
     return {
-        "prompts": prompts,
+        "prompts": torch.from_numpy(np.stack(draws).astype(np.float32)),
         "head.weight": torch.zeros(len(keys), num_classes, width),
         "head.bias": torch.zeros(len(keys), num_classes),
     }
@@ -89,23 +108,17 @@ def initial_payload(
 def batches(
     rows: np.ndarray, *, batch_size: int, epochs: int, seed: int, round: int, client: int
 ) -> list[np.ndarray]:
-    """One client's mini-batches of a round: each epoch is a permutation cut into batches."""
+    """Return one client's mini-batches of a round.
+
+    Every epoch is the next permutation of the stream (seed, "batches", round, client), cut into
+    batches of batch_size and a smaller last one.
+    """
     rng = seeds.stream(seed, "batches", round, client)
-    out: list[np.ndarray] = []
+    cuts: list[np.ndarray] = []
     for _ in range(epochs):
         order = rows[rng.permutation(len(rows))]
-        out += [order[s : s + batch_size] for s in range(0, len(order), batch_size)]
-    return out
-
-
-def _chunks(counts: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    start, images = 0, 0
-    for c, n in enumerate(counts):
-        if images and images + n > size:
-            yield start, c
-            start, images = c, 0
-        images += n
-    yield start, len(counts)
+        cuts += [order[s : s + batch_size] for s in range(0, len(order), batch_size)]
+    return cuts
 
 
 def gradients(
@@ -114,30 +127,43 @@ def gradients(
     tokens: Tensor,
     labels: Tensor,
     counts: Sequence[int],
-    chunk: int = 64,
+    *,
+    chunk: int | None = None,
 ) -> tuple[Payload, Tensor]:
-    """One step's gradients of every client's mean cross-entropy, and the losses (C,)."""
-    grads = {k: torch.zeros_like(v) for k, v in payload.items()}
-    losses = torch.zeros(len(counts))
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    for a, b in _chunks(counts, chunk):
-        s, e = int(offsets[a]), int(offsets[b])
-        leaves = {k: v[a:b].detach().requires_grad_() for k, v in payload.items()}
-        n = torch.as_tensor(counts[a:b])
-        h = model.features(tokens[s:e], leaves["prompts"], counts[a:b])
-        owner = torch.arange(b - a).repeat_interleave(n)
-        place = torch.arange(e - s) - torch.as_tensor(offsets[a:b] - s)[owner]
-        padded = h.new_zeros(b - a, int(n.max()), h.shape[1]).index_put((owner, place), h)
-        logits = torch.baddbmm(
-            leaves["head.bias"][:, None], padded, leaves["head.weight"].transpose(1, 2)
-        )[owner, place]
-        each = F.cross_entropy(logits, labels[s:e], reduction="none")
-        loss = torch.zeros(b - a).index_add(0, owner, each) / n
-        for k, g in zip(
-            leaves, torch.autograd.grad(loss.sum(), list(leaves.values())), strict=True
-        ):
-            grads[k][a:b] = g
-        losses[a:b] = loss.detach()
+    """Gradients of every client's mean cross-entropy on its own batch.
+
+    Args:
+        model: the frozen backbone.
+        payload: C clients' trainables.
+        tokens: (B, T, w), the clients' batches one after the other.
+        labels: (B,) int64.
+        counts: images per client, C positive numbers that sum to B.
+        chunk: images per pass; None: as many as suit the device. A client's batch is cut only
+            when it is larger than a chunk.
+
+    Returns:
+        Gradients shaped like the payload, and losses (C,).
+    """
+    chunk = chunk or _chunk(model, tokens, payload["prompts"].shape[1])
+    grads = {name: torch.zeros_like(value) for name, value in payload.items()}
+    losses = torch.zeros(len(counts), device=tokens.device)
+    done = 0
+    for first, sizes in _chunks(counts, chunk):
+        mine = slice(first, first + len(sizes))
+        part = slice(done, done := done + sum(sizes))
+        leaves = {name: value[mine].detach().requires_grad_() for name, value in payload.items()}
+        features = model.features(tokens[part], leaves["prompts"], sizes)
+        padded = pad_sequence(list(features.split(sizes)), batch_first=True)
+        targets = pad_sequence(list(labels[part].split(sizes)), True, padding_value=-100)
+        weight, bias = leaves["head.weight"], leaves["head.bias"]
+        logits = torch.baddbmm(bias[:, None], padded, weight.transpose(1, 2))
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        batch = torch.as_tensor(counts[mine], device=each.device)
+        loss = each.view(targets.shape).sum(1) / batch
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        for name, g in zip(leaves, found, strict=True):
+            grads[name][mine] += g
+        losses[mine] += loss.detach()
     return grads, losses
 
 
@@ -151,63 +177,114 @@ def train(
     round: int,
     clients: Sequence[int],
     active: np.ndarray,
+    chunk: int | None = None,
 ) -> tuple[Payload, TrainStats]:
-    """Train every active client on its own samples; see the module's docstring."""
+    """Train every active client for settings.epochs on its own samples.
+
+    Args:
+        model: the frozen backbone.
+        payload: C clients' trainables, float32 on the model's device; left as it is.
+        data: their samples.
+        settings: optimizer, rates, epochs, batch size; prompts move with prompt_lr (lr if 0).
+        seed: the run's seed.
+        round: communication round, with the seed and the client the key of the batches.
+        clients: C global client numbers.
+        active: (C,) bool; the others keep their payload and take no step.
+        chunk: images per pass, see `gradients`.
+
+    Returns:
+        The new payload and what happened. A loss that is not finite is reported, not raised.
+    """
+    rule = optimizers.build(settings.optimizer, momentum=settings.momentum)
     plans = [
         batches(
             rows,
             batch_size=settings.batch_size,
-            epochs=settings.epochs,
+            epochs=settings.epochs if on else 0,
             seed=seed,
             round=round,
-            client=int(c),
+            client=int(client),
         )
-        if on
-        else []
-        for rows, c, on in zip(data.rows, clients, active, strict=True)
+        for rows, client, on in zip(data.rows, clients, active, strict=True)
     ]
-    steps = np.array([len(p) for p in plans])
+    steps = np.array([len(plan) for plan in plans])
     order = np.argsort(-steps, kind="stable")
-    back = torch.from_numpy(np.argsort(order))
-    index = torch.from_numpy(order)
-    state = {k: v[index].clone() for k, v in payload.items()}
-    rule = optimizers.build(settings.optimizer, momentum=settings.momentum)
+    state = {name: value[torch.from_numpy(order)] for name, value in payload.items()}
     moments = rule.init(state)
-    rates = {k: settings.lr for k in state}
+    rates = dict.fromkeys(state, settings.lr)
     rates["prompts"] = settings.prompt_lr if settings.prompt_lr > 0 else settings.lr
-    losses = torch.zeros(len(plans))
-    for t in range(int(steps.max(initial=0))):
-        live = int((steps > t).sum())
-        picked = [plans[c][t] for c in order[:live]]
-        flat = torch.from_numpy(np.concatenate(picked))
-        params = {k: v[:live] for k, v in state.items()}
+    losses = torch.zeros(len(plans), device=model.device)
+    for step in range(int(steps.max(initial=0))):
+        live = int((steps > step).sum())
+        picked = [plans[client][step] for client in order[:live]]
+        flat = torch.from_numpy(np.concatenate(picked)).to(data.tokens.device)
+        params = {name: value[:live] for name, value in state.items()}
         grads, loss = gradients(
-            model, params, data.tokens[flat], data.labels[flat], [len(p) for p in picked]
-        )
-        rule.update(
+            model,
             params,
-            grads,
-            {k: tuple(m[:live] for m in ms) for k, ms in moments.items()},
-            rates,
-            t + 1,
+            data.tokens[flat].to(model.device),
+            data.labels[flat.to(data.labels.device)].to(model.device),
+            [len(batch) for batch in picked],
+            chunk=chunk,
         )
+        kept = {name: tuple(m[:live] for m in each) for name, each in moments.items()}
+        rule.update(params, grads, kept, rates, step + 1)
         losses[:live] += loss
-    count = torch.from_numpy(steps)
-    return {k: v[back] for k, v in state.items()}, TrainStats(losses[back] / count, count)
+    back = torch.from_numpy(np.argsort(order))
+    taken = torch.from_numpy(steps)
+    trained = {name: value[back] for name, value in state.items()}
+    return trained, TrainStats(losses.cpu()[back] / taken, taken)
 
 
 @torch.no_grad()
 def evaluate(
-    model: Prompted, payload: Payload, tokens: Tensor, labels: Tensor, chunk: int = 64
+    model: Prompted, payload: Payload, tokens: Tensor, labels: Tensor, *, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Every client on the same test samples: correct (C,) int64 and mean loss (C,)."""
-    C = len(payload["prompts"])
-    correct, loss = torch.zeros(C, dtype=torch.int64), torch.zeros(C)
-    for c in range(C):
-        for s in range(0, len(tokens), chunk):
-            x, y = tokens[s : s + chunk], labels[s : s + chunk]
-            h = model.features(x, payload["prompts"][c : c + 1], [len(x)])
-            logits = F.linear(h, payload["head.weight"][c], payload["head.bias"][c])
+    """Score every client on the same samples.
+
+    Args:
+        model: the frozen backbone.
+        payload: C clients' trainables.
+        tokens: (B, T, w).
+        labels: (B,) int64.
+        chunk: images per pass; None: as many as suit the device.
+
+    Returns:
+        Correct predictions (C,) int64 and mean cross-entropy (C,) float32, on the CPU.
+    """
+    chunk = chunk or _chunk(model, tokens, payload["prompts"].shape[1])
+    prompts, weights, biases = (payload[k] for k in ("prompts", "head.weight", "head.bias"))
+    correct = torch.zeros(len(prompts), dtype=torch.int64, device=model.device)
+    loss = torch.zeros(len(prompts), device=model.device)
+    for x, y in zip(tokens.split(chunk), labels.split(chunk), strict=True):
+        x, y = x.to(model.device), y.to(model.device)
+        if x.shape[2] == model.width:
+            x = model.project(x)  # once for all clients
+        for c in range(len(prompts)):
+            features = model.features(x, prompts[c : c + 1], [len(x)])
+            logits = F.linear(features, weights[c], biases[c])
             correct[c] += (logits.argmax(1) == y).sum()
             loss[c] += F.cross_entropy(logits, y, reduction="sum")
-    return correct, loss / len(tokens)
+    return correct.cpu(), loss.cpu() / len(tokens)
+
+
+def _chunk(model: Prompted, tokens: Tensor, prompts: int) -> int:
+    values = CHUNK_VALUES.get(model.device.type, CHUNK_VALUES["cuda"])
+    return max(1, values // ((tokens.shape[1] + prompts) * model.width))
+
+
+def _chunks(counts: Sequence[int], size: int) -> Iterator[tuple[int, list[int]]]:
+    """Cut clients' batches into passes: the first client and the images of it and the next ones."""
+    first, sizes = 0, list[int]()
+    for client, count in enumerate(counts):
+        if sizes and sum(sizes) + count > size:
+            yield first, sizes
+            sizes = []
+        if not sizes:
+            first = client
+            while count > size:
+                yield client, [size]
+                count -= size
+        sizes.append(count)
+    if sizes:
+        yield first, sizes

@@ -1,0 +1,262 @@
+from functools import partial
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.layers import Mlp, SwiGLUPacked
+from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
+from torch import nn
+
+from fedscale.models import backbone, frozen
+from fedscale.models.prompted import Prompted
+from fedscale.models.vit import Unsupported
+
+SPEC = backbone.BACKBONES["nano"]
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3}
+
+
+def vit(seed=0, **options):
+    """A small timm model whose norms, biases and scales are not at their trivial start."""
+    torch.manual_seed(seed)
+    module = VisionTransformer(**{**SMALL, "num_classes": 0, **options})
+    for p in module.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return module.eval().requires_grad_(False)
+
+
+def images(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+
+
+def pixels(batch):
+    return (torch.from_numpy(batch).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
+
+
+def plain(module, x, prompts=None):
+    """timm's forward, statement by statement, with prompts (B, n, d) after the CLS token."""
+    x = module._pos_embed(module.patch_embed(x))
+    if prompts is not None:
+        x = torch.cat([x[:, :1], prompts, x[:, 1:]], 1)
+    return module.norm(module.blocks(module.norm_pre(x)))[:, 0]
+
+
+def close(a, b, tolerance=1e-5):
+    assert float((a - b).norm() / b.norm()) < tolerance
+
+
+ARCHITECTURES = {
+    "plain": {},
+    "one block": {"depth": 1},
+    "layer scale": {"init_values": 0.1},
+    "no qkv bias": {"qkv_bias": False},
+    "no proj bias": {"proj_bias": False},
+    "norm_pre": {"pre_norm": True},
+    "quick gelu": {"act_layer": "quick_gelu", "pre_norm": True},
+    "tanh gelu": {"act_layer": "gelu_tanh"},
+    "norm eps": {"norm_layer": partial(nn.LayerNorm, eps=1e-3)},
+    "norm without affine": {"norm_layer": partial(nn.LayerNorm, elementwise_affine=False)},
+    "registers": {"reg_tokens": 2},
+    "no class position": {"no_embed_class": True},
+    "no position": {"pos_embed": "none"},
+    "mlp ratio": {"mlp_ratio": 2},
+    "dropout at training": {
+        "drop_path_rate": 0.5,
+        "attn_drop_rate": 0.5,
+        "proj_drop_rate": 0.5,
+        "pos_drop_rate": 0.5,
+        "patch_drop_rate": 0.5,
+    },
+}
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def module(request):
+    return vit(**ARCHITECTURES[request.param])
+
+
+def test_unprompted_features_are_timms(module):
+    batch = images(5)
+    model = Prompted(module, SPEC)
+    close(model.features(model.tokens(batch)), module.forward_features(pixels(batch))[:, 0])
+
+
+def test_prompted_features_and_gradients_are_those_of_timms_modules(module):
+    batch, counts = images(9), [4, 1, 3, 1]
+    model = Prompted(module, SPEC)
+    own, seeds = torch.randn(4, 3, 24), torch.randn(9, 24)
+    expected = own.clone().requires_grad_()
+    out = plain(module, pixels(batch), expected.repeat_interleave(torch.tensor(counts), 0))
+    (right,) = torch.autograd.grad((out * seeds).sum(), expected)
+    for projected in (False, True):
+        mine = own.clone().requires_grad_()
+        tokens = model.tokens(batch, projected=projected)
+        features = model.features(tokens, mine, counts)
+        (found,) = torch.autograd.grad((features * seeds).sum(), mine)
+        close(features.detach(), out.detach())
+        close(found, right)
+        # A gradient reaches every prompt.
+        assert float(found.abs().amax(2).min()) > 0
+
+
+def test_numerical_gradient_of_a_prompt():
+    model = Prompted(vit(), SPEC)
+    tokens = model.tokens(images(3))
+    p = (0.5 * torch.randn(1, 2, 24)).requires_grad_()
+    direction, seeds = torch.randn_like(p), torch.randn(3, 24)
+
+    def value(x):
+        return float((model.features(tokens, x, [3]).double() * seeds).sum())
+
+    (g,) = torch.autograd.grad((model.features(tokens, p, [3]) * seeds).sum(), p)
+    step = 1e-2
+    with torch.no_grad():
+        slope = (value(p + step * direction) - value(p - step * direction)) / (2 * step)
+    assert float((g * direction).sum()) == pytest.approx(slope, rel=2e-3)
+
+
+def test_a_set_of_prompts_per_image_is_the_default():
+    model = Prompted(vit(), SPEC)
+    tokens, prompts = model.tokens(images(4)), torch.randn(4, 2, 24)
+    together = model.features(tokens, prompts)
+    apart = [model.features(tokens[i : i + 1], prompts[i : i + 1]) for i in range(4)]
+    close(together, torch.cat(apart), 1e-6)
+
+
+def test_the_order_of_prompts_does_not_matter():
+    model = Prompted(vit(), SPEC)
+    tokens, prompts = model.tokens(images(4)), torch.randn(1, 5, 24)
+    close(
+        model.features(tokens, prompts[:, torch.randperm(5)], [4]),
+        model.features(tokens, prompts, [4]),
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_public_operators_take_over_where_onednn_is_missing(precision, monkeypatch):
+    module, batch, own = vit(depth=4), images(6), torch.randn(2, 3, 24)
+
+    def run(model):
+        p = own.clone().requires_grad_()
+        out = model.features(model.tokens(batch), p, [4, 2])
+        return out.detach(), torch.autograd.grad(out.square().sum(), p)[0]
+
+    fast = run(Prompted(module, SPEC, precision=precision))
+    monkeypatch.setattr(frozen, "_pack", lambda weight, bias: None)
+    slow = run(Prompted(module, SPEC, precision=precision))
+    for a, b in zip(fast, slow, strict=True):
+        close(a, b, 1e-5 if precision == "float32" else 3e-2)
+
+
+def test_attention_does_not_depend_on_its_groups(monkeypatch):
+    model, own = Prompted(vit(), SPEC), torch.randn(1, 3, 24)
+    tokens = model.tokens(images(7))
+
+    def run():
+        p = own.clone().requires_grad_()
+        out = model.features(tokens, p, [7])
+        return out.detach(), torch.autograd.grad(out.square().sum(), p)[0]
+
+    whole = run()
+    monkeypatch.setattr(frozen, "ATTENTION_BYTES", 1)
+    for a, b in zip(run(), whole, strict=True):
+        close(a, b, 1e-6)
+
+
+def test_bfloat16_is_near_float32():
+    module, batch, own = vit(), images(6), torch.randn(2, 3, 24)
+    exact, rough = (Prompted(module, SPEC, precision=p) for p in ("float32", "bfloat16"))
+    assert rough.tokens(batch).dtype == torch.bfloat16
+    p, q = own.clone().requires_grad_(), own.clone().requires_grad_()
+    a = exact.features(exact.tokens(batch), p, [3, 3])
+    b = rough.features(rough.tokens(batch), q, [3, 3])
+    assert b.dtype == torch.float32
+    close(b.detach(), a.detach(), 3e-2)
+    g, h = torch.autograd.grad(a.sum(), p)[0], torch.autograd.grad(b.sum(), q)[0]
+    assert h.dtype == torch.float32
+    # The sum over features of a normalised row is nearly constant, hence the loose bound.
+    close(h, g, 0.2)
+
+
+def test_images_of_other_sizes_are_resized():
+    model = Prompted(vit(), SPEC)
+    flat = np.full((2, 20, 28, 3), 77, dtype=np.uint8)
+    square = np.full((2, 32, 32, 3), 77, dtype=np.uint8)
+    close(model.tokens(flat), model.tokens(square))
+
+
+def test_tokens_do_not_depend_on_the_batch():
+    model = Prompted(vit(), SPEC)
+    close(model.tokens(images(7), batch=3), model.tokens(images(7)), 1e-6)
+    assert torch.equal(model.tokens(torch.from_numpy(images(7))), model.tokens(images(7)))
+
+
+def test_projection_keeps_the_tokens():
+    model = Prompted(vit(), SPEC)
+    tokens = model.tokens(images(3))
+    wide = model.tokens(images(3), projected=True)
+    assert wide.shape == (3, 17, 96)
+    assert torch.equal(wide[..., :24], tokens)
+
+
+REFUSED = {
+    "qk_norm": {"qk_norm": True},
+    "scale_attn_norm": {"scale_attn_norm": True},
+    "scale_mlp_norm": {"scale_mlp_norm": True},
+    "ResPostBlock": {"block_fn": ResPostBlock},
+    "ParallelScalingBlock": {"block_fn": ParallelScalingBlock},
+    "DiffAttention": {"attn_layer": "diff", "num_heads": 2},
+    "MLP SwiGLUPacked": {"mlp_layer": SwiGLUPacked},
+    "RmsNorm": {"norm_layer": "rmsnorm"},
+    "no CLS token": {"class_token": False, "global_pool": "avg"},
+    "a norm after pooling": {"global_pool": "avg"},
+    "attention pooling": {"global_pool": "map"},
+    "final norm Identity": {"final_norm": False},
+    "dynamic image sizes": {"dynamic_img_size": True},
+    "activation ReLU": {"act_layer": nn.ReLU},
+    "MLP Mlp": {"mlp_layer": partial(Mlp, use_conv=True)},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_not_understood_is_refused_in_one_line(words):
+    module = VisionTransformer(**{**SMALL, "num_classes": 0, **REFUSED[words]})
+    with pytest.raises(Unsupported, match=words) as error:
+        Prompted(module, SPEC)
+    assert "\n" not in str(error.value)
+
+
+def test_models_with_another_forward_are_refused():
+    for name in ("deit_tiny_distilled_patch16_224", "convit_tiny", "beit_base_patch16_224"):
+        with pytest.raises(Unsupported, match="forward pass of its own"):
+            Prompted(timm.create_model(name, pretrained=False), SPEC)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "counts"),
+    [((2, 3, 24), [1, 1]), ((2, 3, 24), [3]), ((2, 3, 24), [3, 0]), ((2, 3, 24), None)],
+)
+def test_counts_that_do_not_fit_are_refused(prompts, counts):
+    model = Prompted(vit(), SPEC)
+    with pytest.raises(ValueError, match="counts"):
+        model.features(model.tokens(images(3)), torch.zeros(prompts), counts)
+
+
+def test_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="precision='float16'"):
+        Prompted(vit(), SPEC, precision="float16")
+
+
+@pytest.mark.parametrize("name", list(backbone.BACKBONES))
+def test_every_backbone_of_the_package(name):
+    spec = backbone.BACKBONES[name]
+    module = backbone.build(name, "random")
+    model = Prompted(module, spec)
+    rng = np.random.default_rng(0)
+    batch = rng.integers(0, 256, (2, spec.image_size, spec.image_size, 3), dtype=np.uint8)
+    x = torch.from_numpy(batch).permute(0, 3, 1, 2).float() / 255
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
+    own = 0.1 * torch.randn(2, 4, spec.width)
+    with torch.no_grad():
+        close(model.features(model.tokens(batch)), module((x - mean) / std))
+        close(model.features(model.tokens(batch), own), plain(module, (x - mean) / std, own))
