@@ -71,13 +71,12 @@ class Trial(tune.Trainable):
         """Return a point's configurations, one per seed.
 
         A grid's point is {"runs": [JSON, …], "label": text}; a search's point has one entry per
-        swept key, written with "/" for "." (Optuna ignores nested points to evaluate).
+        swept key.
         """
         if "runs" in point:
             return [from_json(text) for text in point["runs"]]
         base = from_json(self.shared.base)
-        swept = {key.replace("/", "."): value for key, value in point.items()}
-        return [base.replace({**swept, "seed": seed}) for seed in self.shared.seeds]
+        return [base.replace({**point, "seed": seed}) for seed in self.shared.seeds]
 
     def _orchestrator(self, config: RunConfig) -> RoundOrchestrator:
         import ray

@@ -246,7 +246,7 @@ def _search(plan: Plan, shared: Any) -> None:
     sampler = optuna.samplers.TPESampler(seed=plan.request.seeds[0])
     tuner = tune.Tuner(
         trainable,
-        param_space={k.replace(".", "/"): axis.domain() for k, axis in plan.sweep.space.items()},
+        param_space={key: axis.domain() for key, axis in plan.sweep.space.items()},
         tune_config=tune.TuneConfig(
             search_alg=OptunaSearch(sampler=sampler),
             metric=plan.sweep.metric,

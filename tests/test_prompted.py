@@ -206,7 +206,7 @@ REFUSED = {
     "ResPostBlock": {"block_fn": ResPostBlock},
     "ParallelScalingBlock": {"block_fn": ParallelScalingBlock},
     "DiffAttention": {"attn_layer": "diff", "num_heads": 2},
-    "MLP SwiGLUPacked": {"mlp_layer": SwiGLUPacked},
+    "MLP GluMlp": {"mlp_layer": SwiGLUPacked},
     "RmsNorm": {"norm_layer": "rmsnorm"},
     "no CLS token": {"class_token": False, "global_pool": "avg"},
     "a norm after pooling": {"global_pool": "avg"},

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from fedscale import seeds
 from fedscale.local import optimizers
@@ -128,6 +127,7 @@ def gradients(
     labels: Tensor,
     counts: Sequence[int],
     *,
+    pad: int | None = None,
     chunk: int | None = None,
 ) -> tuple[Payload, Tensor]:
     """Gradients of every client's mean cross-entropy on its own batch.
@@ -138,6 +138,8 @@ def gradients(
         tokens: (B, T, w), the clients' batches one after the other.
         labels: (B,) int64.
         counts: images per client, C positive numbers that sum to B.
+        pad: rows per client in the heads' products, at least the largest count; a constant keeps
+            the rounding of a client's gradients independent of the others' counts.
         chunk: images per pass; None: as many as suit the device. A client's batch is cut only
             when it is larger than a chunk.
 
@@ -145,6 +147,7 @@ def gradients(
         Gradients shaped like the payload, and losses (C,).
     """
     chunk = chunk or _chunk(model, tokens, payload["prompts"].shape[1])
+    pad = pad or max(counts)
     grads = {name: torch.zeros_like(value) for name, value in payload.items()}
     losses = torch.zeros(len(counts), device=tokens.device)
     done = 0
@@ -153,13 +156,18 @@ def gradients(
         part = slice(done, done := done + sum(sizes))
         leaves = {name: value[mine].detach().requires_grad_() for name, value in payload.items()}
         features = model.features(tokens[part], leaves["prompts"], sizes)
-        padded = pad_sequence(list(features.split(sizes)), batch_first=True)
-        targets = pad_sequence(list(labels[part].split(sizes)), True, padding_value=-100)
+        place = np.concatenate([c * pad + np.arange(n) for c, n in enumerate(sizes)])
+        index = torch.from_numpy(place).to(features.device)
+        rows = features.new_zeros(len(sizes) * pad, features.shape[1]).index_copy(
+            0, index, features
+        )
+        targets = labels.new_full((len(rows),), -100).index_copy(0, index, labels[part])
         weight, bias = leaves["head.weight"], leaves["head.bias"]
-        logits = torch.baddbmm(bias[:, None], padded, weight.transpose(1, 2))
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        rows = rows.view(len(sizes), pad, -1)
+        logits = torch.baddbmm(bias[:, None], rows, weight.transpose(1, 2))
+        each = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
         batch = torch.as_tensor(counts[mine], device=each.device)
-        loss = each.view(targets.shape).sum(1) / batch
+        loss = each.view(len(sizes), pad).sum(1) / batch
         found = torch.autograd.grad(loss.sum(), list(leaves.values()))
         for name, g in zip(leaves, found, strict=True):
             grads[name][mine] += g
@@ -225,6 +233,7 @@ def train(
             data.tokens[flat].to(model.device),
             data.labels[flat.to(data.labels.device)].to(model.device),
             [len(batch) for batch in picked],
+            pad=settings.batch_size,
             chunk=chunk,
         )
         kept = {name: tuple(m[:live] for m in each) for name, each in moments.items()}

@@ -175,12 +175,14 @@ def metadata(file: str | Path) -> dict[str, str]:
     """
     path = Path(file)
     if not path.is_file():
-        raise WeightsUnavailable(f"weights file {path} does not exist")
+        raise WeightsUnavailable(f"backbone.weights={path}: there is no such file")
     try:
         with safe_open(path, framework="pt") as opened:
             return dict(opened.metadata() or {})
     except SafetensorError as error:
-        raise WeightsUnavailable(f"{path} is not a safetensors file ({_line(error)})") from None
+        raise WeightsUnavailable(
+            f"backbone.weights={path}: not a safetensors file ({_line(error)})"
+        ) from None
 
 
 def to_arrays(module: nn.Module) -> dict[str, np.ndarray]:

@@ -223,58 +223,43 @@ class FrozenBlock:
         return gx, attention_backward(attend, self.proj.backward(gx), rows)
 
 
+@dataclass(frozen=True)
 class FrozenLastBlock:
     """The last block as far as the CLS row needs it: only that row's query, output and MLP.
 
-    Keys and values are not formed either. With y the normalised rows and q_h the query of head
-    h, the score of row j is q_h·(K_h y_j) = (K_hᵀ q_h)·y_j up to a constant that softmax removes
-    (the key's bias), and sum_j p_j (V_h y_j + b) = V_h (sum_j p_j y_j) + b.
-
-    Args:
-        block: the block; its own qkv is not used.
-        weight: (3·d, d) of queries (scaled), keys and values; bias: (3·d,) or None.
+    Keys and values are not formed. With y the normalised rows and q_h = Q_h y_0 + b the query of
+    head h, the score of row j is q_h·(K_h y_j) = (K_hᵀ q_h)·y_j up to a constant that softmax
+    removes (the key's bias), and the output is sum_h P_h (V_h sum_j p_hj y_j + b_h). So `probe`
+    maps y_0 to K_hᵀ q_h for all heads, and `gather` maps the means sum_j p_hj y_j to the output.
     """
 
-    def __init__(self, block: FrozenBlock, weight: Tensor, bias: Tensor | None) -> None:
-        self.norm, self.proj, self.mlp = block.norm, block.proj, block.mlp
-        q, k, v = weight.chunk(3)
-        self.query = q.contiguous()
-        self.keys = k.reshape(block.heads, -1, k.shape[1]).contiguous()
-        self.values = v.reshape(block.heads, -1, v.shape[1]).transpose(1, 2).contiguous()
-        self.query_bias = None if bias is None else bias.chunk(3)[0]
-        self.value_bias = None if bias is None else bias.chunk(3)[2]
+    norm: FrozenNorm
+    probe: FrozenLinear
+    gather: FrozenLinear
+    mlp: FrozenMLP
+    heads: int
 
     def forward(self, x: Tensor, images: int) -> tuple[Tensor, Tape]:
         """Map x (B·N, d) to the new CLS rows (B, d)."""
         y, norm = self.norm.forward(x)
         y = y.view(images, -1, x.shape[1])
-        q = F.linear(y[:, 0], self.query, self.query_bias)
-        probes = torch.bmm(self._by_head(q), self.keys).transpose(0, 1).contiguous()
+        probes = self.probe.forward(y[:, 0].contiguous()).view(images, self.heads, -1)
         p = torch.softmax(torch.bmm(probes, y.transpose(1, 2)).float(), -1)
-        rows = torch.bmm(p.to(y.dtype), y).transpose(0, 1)
-        out = torch.bmm(rows, self.values).transpose(0, 1).flatten(1)
-        if self.value_bias is not None:
-            out = out.add_(self.value_bias)
+        means = torch.bmm(p.to(y.dtype), y)
         cls = x.view(y.shape)[:, 0].contiguous()
-        result, mlp = self.mlp.forward(self.proj.forward(out, cls))
+        result, mlp = self.mlp.forward(self.gather.forward(means.flatten(1), cls))
         return result, (norm, y, probes, p, mlp)
 
     def backward(self, tape: Tape, g: Tensor) -> Tensor:
         """Map the gradient (B, d) of the CLS rows to that of all rows x."""
         norm, y, probes, p, mlp = tape
         g_cls = self.mlp.backward(mlp, g)
-        g_out = self._by_head(self.proj.backward(g_cls))
-        g_rows = torch.bmm(g_out, self.values.transpose(1, 2)).transpose(0, 1).contiguous()
-        g_p = torch.bmm(g_rows, y.transpose(1, 2)).float()
+        g_means = self.gather.backward(g_cls).view(probes.shape)
+        g_p = torch.bmm(g_means, y.transpose(1, 2)).float()
         g_s = torch._softmax_backward_data(g_p, p, -1, torch.float32).to(y.dtype)
-        g_probes = torch.bmm(g_s, y).transpose(0, 1)
-        g_q = torch.bmm(g_probes, self.keys.transpose(1, 2)).transpose(0, 1).flatten(1)
         weights = torch.cat([p.to(y.dtype), g_s], 1)
-        g_y = torch.bmm(weights.transpose(1, 2), torch.cat([g_rows, probes], 1))
-        g_y[:, 0] += g_q @ self.query
+        g_y = torch.bmm(weights.transpose(1, 2), torch.cat([g_means, probes], 1))
+        g_y[:, 0] += self.probe.backward(torch.bmm(g_s, y).flatten(1))
         g_x = self.norm.backward(norm, g_y.flatten(0, 1))
         g_x.view(y.shape)[:, 0] += g_cls
         return g_x
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.view(len(x), len(self.keys), -1).transpose(0, 1)

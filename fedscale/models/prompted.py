@@ -126,9 +126,6 @@ class Prompted:
                 f"counts {runs} must be positive, one per set of prompts {tuple(prompts.shape)}, "
                 f"and sum to the images of tokens {tuple(tokens.shape)}"
             )
-        if len(tokens) == 1:
-            # A product with a single row may round differently from one with many.
-            return self.features(tokens.expand(2, -1, -1), prompts, [2])[:1]
         rows: Tensor = _Backbone.apply(tokens, prompts, runs, self)
         return F.layer_norm(rows, (self.width,), self.norm.weight, self.norm.bias, self.norm.eps)
 

@@ -46,12 +46,9 @@ def read(vit: VisionTransformer, *, dtype: torch.dtype, device: torch.device) ->
     check(vit)
     model: Any = vit
     pre = None if isinstance(model.norm_pre, nn.Identity) else _norm(model.norm_pre, dtype, device)
-    *first, last = (_block(block, dtype, device) for block in model.blocks)
-    attn = model.blocks[-1].attn
-    weight, bias = _scaled(attn.qkv, _query_scale(attn))
-    bias = None if bias is None else bias.to(device, dtype)
-    end = FrozenLastBlock(last, weight.to(device, dtype), bias)
-    return Layers(pre, first, end, _norm(model.norm, torch.float32, device))
+    first = [_block(block, dtype, device) for block in model.blocks[:-1]]
+    last = _last(model.blocks[-1], dtype, device)
+    return Layers(pre, first, last, _norm(model.norm, torch.float32, device))
 
 
 def check(vit: Any) -> None:
@@ -122,20 +119,49 @@ def _query_scale(attn: Any) -> Tensor:
 
 
 def _block(block: Any, dtype: torch.dtype, device: torch.device) -> FrozenBlock:
-    def linear(layer: nn.Linear, scale: Tensor | None = None) -> FrozenLinear:
-        return FrozenLinear(*_scaled(layer, scale), dtype=dtype, device=device)
-
-    act = activation(block.mlp.act)
-    assert act is not None, "checked before"
+    attn = block.attn
     return FrozenBlock(
         norm=_norm(block.norm1, dtype, device),
-        qkv=linear(block.attn.qkv, _query_scale(block.attn)),
-        proj=linear(block.attn.proj, getattr(block.ls1, "gamma", None)),
-        mlp=FrozenMLP(
-            norm=_norm(block.norm2, dtype, device),
-            fc1=linear(block.mlp.fc1),
-            activation=act,
-            fc2=linear(block.mlp.fc2, getattr(block.ls2, "gamma", None)),
-        ),
-        heads=block.attn.num_heads,
+        qkv=FrozenLinear(*_scaled(attn.qkv, _query_scale(attn)), dtype=dtype, device=device),
+        proj=FrozenLinear(*_scaled(attn.proj, _gamma(block.ls1)), dtype=dtype, device=device),
+        mlp=_mlp(block, dtype, device),
+        heads=attn.num_heads,
     )
+
+
+def _last(block: Any, dtype: torch.dtype, device: torch.device) -> FrozenLastBlock:
+    attn, H = block.attn, block.attn.num_heads
+    w, b = _scaled(attn.qkv, _query_scale(attn))
+    Q, K, V = (part.unflatten(0, (H, -1)) for part in w.double().chunk(3))  # (H, e, d)
+    w, bias = _scaled(attn.proj, _gamma(block.ls1))
+    P = w.double().unflatten(1, (H, -1))  # (d, H, e)
+    probe, gather = torch.einsum("hei,hej->hij", K, Q), torch.einsum("dhe,hei->dhi", P, V)
+    probe_bias, gather_bias = None, None if bias is None else bias.double()
+    if b is not None:
+        q, _, v = b.double().view(3, H, -1)
+        probe_bias = torch.einsum("hei,he->hi", K, q).flatten()
+        moved = torch.einsum("dhe,he->d", P, v)
+        gather_bias = moved if gather_bias is None else gather_bias + moved
+    return FrozenLastBlock(
+        norm=_norm(block.norm1, dtype, device),
+        probe=FrozenLinear(probe.flatten(0, 1), probe_bias, dtype=dtype, device=device),
+        gather=FrozenLinear(gather.flatten(1), gather_bias, dtype=dtype, device=device),
+        mlp=_mlp(block, dtype, device),
+        heads=H,
+    )
+
+
+def _mlp(block: Any, dtype: torch.dtype, device: torch.device) -> FrozenMLP:
+    act = activation(block.mlp.act)
+    assert act is not None, "checked before"
+    fc2 = _scaled(block.mlp.fc2, _gamma(block.ls2))
+    return FrozenMLP(
+        norm=_norm(block.norm2, dtype, device),
+        fc1=FrozenLinear(*_scaled(block.mlp.fc1, None), dtype=dtype, device=device),
+        activation=act,
+        fc2=FrozenLinear(*fc2, dtype=dtype, device=device),
+    )
+
+
+def _gamma(scale: nn.Module) -> Tensor | None:
+    return scale.gamma if isinstance(scale, LayerScale) else None
