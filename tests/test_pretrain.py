@@ -200,7 +200,7 @@ def test_the_command_writes_weights_that_load_and_their_notes(tmp_path):
         (["--images", "0"], "--images"),
         (["--lr", "0"], "--lr"),
         (["--seed", "-1"], "--seed"),
-        (["--probe", "absent.safetensors"], "absent.safetensors does not exist"),
+        (["--probe", "absent.safetensors"], "absent.safetensors: there is no such file"),
     ],
 )
 def test_bad_options_end_in_one_line(options, words):
