@@ -82,7 +82,11 @@ class Prompted:
         size = self.spec.image_size
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (self.spec.mean, self.spec.std))
         out = []
-        for part in torch.as_tensor(images).split(batch):
+        for start in range(0, len(images), batch):
+            part = images[start : start + batch]
+            # A copy: torch warns of arrays that are read-only, as those of the object store are.
+            if isinstance(part, np.ndarray):
+                part = torch.from_numpy(part.copy())
             x = part.permute(0, 3, 1, 2).float() / 255
             if x.shape[-2:] != (size, size):
                 x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp(0, 1)
