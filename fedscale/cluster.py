@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +92,9 @@ def session(address: str) -> Iterator[None]:
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address == "local":
         options |= {"include_dashboard": False, "_temp_dir": short_temp_dir()}
+        if shlex.quote(sys.executable) != sys.executable:
+            # Ray starts the workers of trials by a shell line in which it quotes all but this.
+            options["runtime_env"] = {"py_executable": shlex.quote(sys.executable)}
     ray.init(address=address, **{k: v for k, v in options.items() if v is not None})
     try:
         yield
