@@ -83,9 +83,8 @@ class PlainLoop:
     def __init__(self, setting: Problem) -> None:
         self.setting = setting
         spec = setting.spec
-        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
-        pixels = torch.from_numpy(setting.images).permute(0, 3, 1, 2).float() / 255
-        self.pixels = ((pixels - mean) / std).contiguous()
+        self.mean, self.std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
+        self.images = torch.from_numpy(setting.images)
         self.clients = [
             {name: v[c].clone().requires_grad_() for name, v in setting.payload.items()}
             for c in range(len(setting.payload["prompts"]))
@@ -97,7 +96,8 @@ class PlainLoop:
         vit: Any = self.setting.module
         rows = slice(client * self.setting.batch, (client + 1) * self.setting.batch)
         own = self.clients[client]
-        x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(self.pixels[rows]))))
+        pixels = (self.images[rows].permute(0, 3, 1, 2).float() / 255 - self.mean) / self.std
+        x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
         prompts = own["prompts"].expand(len(x), -1, -1)
         x = vit.norm(vit.blocks(torch.cat([x[:, :1], prompts, x[:, 1:]], 1)))
         logits = F.linear(x[:, 0], own["head.weight"], own["head.bias"])

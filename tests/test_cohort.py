@@ -145,18 +145,17 @@ def test_training_is_one_plain_run_per_client(model, module, settings):
 
 
 def test_a_client_does_not_depend_on_who_shares_its_cohort(any_model):
+    """To the bit on the machines seen; the tolerance is for kernels that mind the row count."""
     samples, start = data(any_model), payload()
-    together, stats = train(any_model, start, samples)
+    together, stats = train(any_model, start, samples, MOMENTUM)
+    tolerance = 1e-5 if any_model.precision == "float32" else 1e-2
     for clients in ([0], [5], [2, 3], [4, 0, 5]):
-        apart, alone = train(
-            any_model,
-            pick(start, clients),
-            only(samples, clients),
-            clients=[10 + c for c in clients],
-        )
+        numbers = [10 + c for c in clients]
+        mine, few = pick(start, clients), only(samples, clients)
+        apart, alone = train(any_model, mine, few, MOMENTUM, clients=numbers)
         for k in start:
-            torch.testing.assert_close(apart[k], together[k][clients], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(alone.loss, stats.loss[clients], rtol=1e-6, atol=1e-6)
+            assert relative(apart[k] - mine[k], together[k][clients] - mine[k]) < tolerance
+        torch.testing.assert_close(alone.loss, stats.loss[clients], rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 9, 10**6])

@@ -163,6 +163,16 @@ def test_attention_does_not_depend_on_its_groups(monkeypatch):
         close(a, b, 1e-6)
 
 
+def test_fused_attention_is_the_plain_one():
+    """The way of GPUs, on the CPU."""
+    z, g = torch.randn(5, 7, 3, 2, 8), torch.randn(35, 16)
+    for rows in (slice(None), slice(1, 4)):
+        (a, tape), (b, other) = frozen._plain_attention(z), frozen._fused_attention(z)
+        close(b, a)
+        mine, right = (frozen.attention_backward(t, g, rows) for t in (other, tape))
+        close(mine, right)
+
+
 def test_bfloat16_is_near_float32():
     module, batch, own = vit(), images(6), torch.randn(2, 3, 24)
     exact, rough = (Prompted(module, SPEC, precision=p) for p in ("float32", "bfloat16"))
@@ -187,7 +197,8 @@ def test_images_of_other_sizes_are_resized():
 
 def test_tokens_do_not_depend_on_the_batch():
     model = Prompted(vit(), SPEC)
-    close(model.tokens(images(7), batch=3), model.tokens(images(7)), 1e-6)
+    for batch in (1, 2, 3, 6):
+        close(model.tokens(images(7), batch=batch), model.tokens(images(7)), 1e-6)
     assert torch.equal(model.tokens(torch.from_numpy(images(7))), model.tokens(images(7)))
 
 

@@ -23,7 +23,7 @@ from fedscale.models.prompted import Prompted
 
 Payload = dict[str, Tensor]
 
-CHUNK_VALUES = {"cpu": 2**20, "cuda": 2**24}
+CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**24}
 """Values of the residual stream (images · rows · width) per chunk. CPU: measured, see
 benchmarks/local_update.py; CUDA: bounds the memory of a chunk's activations (about 8 GB for a
 ViT-B in bfloat16)."""

@@ -87,11 +87,14 @@ class Prompted:
             # A copy: torch warns of arrays that are read-only, as those of the object store are.
             if isinstance(part, np.ndarray):
                 part = torch.from_numpy(part.copy())
-            x = part.permute(0, 3, 1, 2).float() / 255
+            # A convolution may round one image alone differently from one among others.
+            x = part if len(part) > 1 else part.repeat(2, 1, 1, 1)
+            x = x.permute(0, 3, 1, 2).float() / 255
             if x.shape[-2:] != (size, size):
                 x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp(0, 1)
             x = ((x - mean) / std).to(self.device)
             x = self.stem.norm_pre(self.stem._pos_embed(self.stem.patch_embed(x))).to(self.dtype)
+            x = x[: len(part)]
             out.append(self.project(x) if projected else x)
         return torch.cat(out)
 
