@@ -8,11 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from fedscale import cluster
-from fedscale.config import ConfigError, RunConfig
+from fedscale import cluster, pools
+from fedscale.config import RunConfig
 from fedscale.data.catalogue import Dataset
 from fedscale.orchestrator import RoundOrchestrator, Sink
-from fedscale.pools import InlinePool, RayPool
 from fedscale.worker import Block, load_problem
 
 
@@ -32,10 +31,7 @@ class _Session:
     def __init__(
         self, config: RunConfig, problem: tuple[Any], dataset: Dataset, gpus: float, sink: Sink
     ) -> None:
-        if config.uses_ray:
-            pool: Any = RayPool(len(config.blocks()), config.cpus_per_worker, gpus)
-        else:
-            pool = InlinePool(config.cpus_per_worker, "cuda" if gpus else "cpu")
+        pool = pools.make(config, gpus)
         self.run = RoundOrchestrator(config, problem[0], dataset, pool, sink)
 
     def advance(self) -> tuple[dict[str, Any], bool]:
@@ -78,8 +74,7 @@ def run(
         The tables, the final payload (arrays with a leading axis of M clients) and a summary.
 
     Raises:
-        ConfigError: a layout that does not fit the machine.
-        DataUnavailable, WeightsUnavailable: what is missing and how to get it.
+        ConfigError: a layout that does not fit the machine; data or weights that are missing.
         Diverged, ClientFailed: with round, client and cause.
     """
     if workers is not None:
@@ -125,6 +120,3 @@ def _walk(session: Any, on_measure: Callable[[dict[str, Any]], None] | None) -> 
         if on_measure is not None:
             on_measure(record)
     return session.finish()
-
-
-__all__ = ["ConfigError", "Run", "run"]

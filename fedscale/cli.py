@@ -59,8 +59,6 @@ def run_(
         return 0
 
     from fedscale.api import run
-    from fedscale.data.catalogue import DataUnavailable
-    from fedscale.models.backbone import WeightsUnavailable
     from fedscale.worker import ClientFailed, Diverged
 
     def line(record: dict[str, Any]) -> None:
@@ -73,8 +71,6 @@ def run_(
 
     try:
         found = run(config, address=place, results=results or None, on_measure=line)
-    except (DataUnavailable, WeightsUnavailable) as error:
-        raise ConfigError(str(error)) from None
     except (Diverged, ClientFailed, StoreError) as error:
         print(f"{config.run_id}: {error}", file=sys.stderr)
         return FAILED

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from fedscale.config import ConfigError
+from fedscale.files import StoreError
 
 BAD_INPUT = 2
 """Exit status of bad input, before anything has started."""
@@ -122,6 +123,6 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
     except click.ClickException as error:
         print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
         return BAD_INPUT
-    except ConfigError as error:
+    except (ConfigError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

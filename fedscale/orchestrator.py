@@ -19,7 +19,7 @@ from fedscale import checkpoint, metrics, provenance, store
 from fedscale.config import RunConfig
 from fedscale.data import partition
 from fedscale.graphs import mixing
-from fedscale.pools import InlinePool, RayPool
+from fedscale.pools import Pool
 from fedscale.regimes import gossip
 from fedscale.worker import Block, Diverged
 
@@ -37,8 +37,6 @@ MEASURED = (
     "measure_seconds",
 )
 """Columns of `rounds` that only measured rounds have."""
-
-Pool = InlinePool | RayPool
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedscale.config import RunConfig
 from fedscale.worker import ClientFailed, ClientWorker, Diverged
 
 
@@ -68,3 +69,13 @@ class RayPool:
         for worker in self.workers:
             ray.kill(worker)
         self.workers = []
+
+
+Pool = InlinePool | RayPool
+
+
+def make(config: RunConfig, gpus: float) -> Pool:
+    """Return the workers of a run's layout, each with `gpus` of a GPU."""
+    if config.uses_ray:
+        return RayPool(len(config.blocks()), config.cpus_per_worker, gpus)
+    return InlinePool(config.cpus_per_worker, "cuda" if gpus else "cpu")

@@ -13,9 +13,9 @@ from typing import Any
 
 from ray import tune
 
+from fedscale import pools
 from fedscale.config import RunConfig, from_json
 from fedscale.orchestrator import RoundOrchestrator, Sink
-from fedscale.pools import InlinePool, RayPool
 from fedscale.worker import Diverged, Problem, load_problem, problem_key
 
 
@@ -51,7 +51,7 @@ class Trial(tune.Trainable):
         """Take a point (see `_configs`); Tune calls this in the trial's actor."""
         assert shared is not None
         self.shared = shared
-        self.pool: InlinePool | RayPool | None = None
+        self.pool: pools.Pool | None = None
         self.pool_key: tuple[Any, ...] = ()
         self._begin(config)
 
@@ -85,11 +85,7 @@ class Trial(tune.Trainable):
         if self.pool is None or key != self.pool_key:
             if self.pool is not None:
                 self.pool.close()
-            gpus = self.shared.gpus
-            if config.uses_ray:
-                self.pool = RayPool(len(config.blocks()), config.cpus_per_worker, gpus)
-            else:
-                self.pool = InlinePool(config.cpus_per_worker, "cuda" if gpus else "cpu")
+            self.pool = pools.make(config, self.shared.gpus)
             self.pool_key = key
         reference = self.shared.problems.get(problem_key(config))
         problem: Problem = load_problem(config) if reference is None else ray.get(reference)

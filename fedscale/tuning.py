@@ -30,7 +30,6 @@ class Plan:
     grid: list[tuple[RunConfig, str]]
     """(configuration, label) of every run that is known beforehand."""
     run_ids: set[str] = field(default_factory=set)
-    reused: int = 0
 
     @staticmethod
     def make(sweep: Sweep, request: Request) -> Plan:
@@ -119,39 +118,45 @@ class Plan:
         done = (
             set() if self.request.fresh else store.completed(self.request.results, self.sweep.name)
         )
-        self.reused = len(done & self.run_ids)
-        if self.reused:
+        reused = len(done & self.run_ids)
+        if reused:
             console.print(
-                f"{self.reused} of {len(self.run_ids)} runs are complete in {self.folder} and are "
+                f"{reused} of {len(self.run_ids)} runs are complete in {self.folder} and are "
                 "reused (--fresh repeats them)"
             )
         self.grid = [(config, label) for config, label in self.grid if config.run_id not in done]
         for config, _ in self.grid:
-            state = checkpoint.read(self.request.results, self.sweep.name, config.run_id)
-            if not self.request.resume or state is None:
-                checkpoint.remove(self.request.results, self.sweep.name, config.run_id)
-                store.discard(self.request.results, self.sweep.name, config.run_id)
+            where = (self.request.results, self.sweep.name, config.run_id)
+            if not self.request.resume or checkpoint.read(*where) is None:
+                checkpoint.remove(*where)
+                store.discard(*where)
 
 
 def execute(plan: Plan, console: Console) -> None:
     """Run what is left of a plan.
 
     Raises:
-        ConfigError: the cluster cannot hold a run; another sweep writes to the same folder.
+        ConfigError: data or weights are missing; the cluster cannot hold a run; another sweep
+            writes to the same folder.
     """
     searching = plan.request.search == "optuna"
     if not plan.grid and not searching:
         return
+    from fedscale.worker import Problem, load_problem, problem_key
+
+    problems: dict[tuple[Any, ...], Problem] = {}
+    for config in [plan.base, *(config for config, _ in plan.grid)]:
+        if problem_key(config) not in problems:
+            problems[problem_key(config)] = load_problem(config)
     with _only_writer(plan), cluster.session(plan.address):
-        _run_on_ray(plan, console, searching)
+        _run_on_ray(plan, console, searching, problems)
 
 
-def _run_on_ray(plan: Plan, console: Console, searching: bool) -> None:
+def _run_on_ray(plan: Plan, console: Console, searching: bool, problems: dict[Any, Any]) -> None:
     import ray
 
     from fedscale.progress import Display
     from fedscale.trial import Shared
-    from fedscale.worker import load_problem, problem_key
 
     _quiet()
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -161,14 +166,10 @@ def _run_on_ray(plan: Plan, console: Console, searching: bool) -> None:
         cluster.check_cpus(plan.base, total.get("CPU", 0))
     gpus = cluster.share_of_gpu(plan.base, total.get("GPU", 0))
     asked = gpu_share(plan.base.gpus_per_worker)
-    if 0 < asked < 1 and f"{asked:g}" != plan.base.gpus_per_worker.lstrip("0 "):
+    if asked >= 0 and asked != float(plan.base.gpus_per_worker):
         console.print(
             f"gpus_per_worker={plan.base.gpus_per_worker}: taken as {asked:g} (1/k packs)"
         )
-    problems = {}
-    for config in [plan.base, *(config for config, _ in plan.grid)]:
-        if problem_key(config) not in problems:
-            problems[problem_key(config)] = ray.put(load_problem(config))
     shared = Shared(
         root=plan.request.results
         if "://" in plan.request.results
@@ -179,7 +180,7 @@ def _run_on_ray(plan: Plan, console: Console, searching: bool) -> None:
         gpus=gpus,
         seeds=plan.request.seeds,
         base=plan.base.json_text(),
-        problems=problems,
+        problems={key: ray.put(problem) for key, problem in problems.items()},
     )
     runs = len(plan.grid) + plan.searched
     rounds = runs * plan.base.rounds

@@ -17,21 +17,18 @@ import numpy as np
 import torch
 
 from fedscale import metrics
-from fedscale.config import RunConfig
+from fedscale.config import ConfigError, RunConfig
 from fedscale.data import catalogue
 from fedscale.data.catalogue import Dataset, Split
 from fedscale.local import cohort, memory
 from fedscale.merge import mean, ot
 from fedscale.metrics import payload_bytes
 from fedscale.models import backbone
-from fedscale.models.prompted import Prompted
+from fedscale.models.prompted import Prompted, native_bfloat16
 from fedscale.regimes.gossip import Step
 
 Block = dict[str, np.ndarray]
 """The payload of a block of C clients, each array with a leading axis of length C."""
-
-TOKEN_BATCH = 256
-"""Images per batch when tokens are cached."""
 
 
 class Diverged(RuntimeError):
@@ -54,10 +51,13 @@ def load_problem(config: RunConfig) -> Problem:
     """Load a configuration's data and backbone weights.
 
     Raises:
-        DataUnavailable, WeightsUnavailable: one line that says how to get what is missing.
+        ConfigError: one line that says what is missing and how to get it.
     """
-    dataset = catalogue.load(config.data.name, config.data.train_size, config.data.test_size)
-    module = backbone.build(config.backbone.name, config.backbone.weights)
+    try:
+        dataset = catalogue.load(config.data.name, config.data.train_size, config.data.test_size)
+        module = backbone.build(config.backbone.name, config.backbone.weights)
+    except (catalogue.DataUnavailable, backbone.WeightsUnavailable) as error:
+        raise ConfigError(str(error)) from None
     return Problem(dataset, backbone.to_arrays(module))
 
 
@@ -74,11 +74,7 @@ def resolve_precision(precision: str, device: str) -> str:
         return precision
     if device.startswith("cuda"):
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if torch.backends.cpu.get_cpu_capability() and _cpu_bf16() else "float32"
-
-
-def _cpu_bf16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return "bfloat16" if native_bfloat16() else "float32"
 
 
 def _device_name(device: str) -> str:
@@ -88,9 +84,8 @@ def _device_name(device: str) -> str:
 class ClientWorker:
     """A block of clients on one device; a plain class, made a Ray actor by `RayPool`."""
 
-    def __init__(self, threads: int = 1, device: str = "cpu", set_threads: bool = True) -> None:
-        if set_threads:
-            torch.set_num_threads(threads)
+    def __init__(self, threads: int = 1, device: str = "cpu") -> None:
+        torch.set_num_threads(threads)
         memory.keep_freed_memory()
         self.device = device
         self.key: tuple[Any, ...] | None = None
@@ -137,12 +132,10 @@ class ClientWorker:
         """Return what prompts cannot reach, (len(rows), T, d), computed once per image."""
         tokens: torch.Tensor | None = None
         for positions, images in split.groups(rows):
-            for start in range(0, len(positions), TOKEN_BATCH):
-                part = slice(start, start + TOKEN_BATCH)
-                found = self.model.tokens(torch.as_tensor(images[part].copy()))
-                if tokens is None:
-                    tokens = found.new_empty((len(rows), *found.shape[1:]))
-                tokens[torch.as_tensor(positions[part])] = found
+            found = self.model.tokens(images)
+            if tokens is None:
+                tokens = found.new_empty((len(rows), *found.shape[1:]))
+            tokens[torch.as_tensor(positions)] = found
         assert tokens is not None, "a block holds at least one client with data"
         return tokens
 
@@ -174,7 +167,6 @@ class ClientWorker:
             ClientFailed: anything else that training raised.
         """
         started = time.perf_counter()
-        active = step.active[self.clients.start : self.clients.stop]
         try:
             payload, stats = cohort.train(
                 self.model,
@@ -184,14 +176,13 @@ class ClientWorker:
                 seed=self.config.seed,
                 round=step.round,
                 clients=list(self.clients),
-                active=active,
+                active=step.active[self.clients.start : self.clients.stop],
             )
         except Exception as error:
             where = f"round {step.round}, clients {self.clients.start}–{self.clients.stop - 1}"
             raise ClientFailed(f"{where}: {type(error).__name__}: {error}") from error
         trained = _arrays(payload)
-        loss = np.where(active & (np.asarray(stats.steps) > 0), np.asarray(stats.loss), 0.0)
-        finite = np.isfinite(loss)
+        loss, finite = stats.loss.numpy(), ~stats.diverged.numpy()
         for array in trained.values():
             finite &= np.isfinite(array.reshape(len(array), -1)).all(axis=1)
         if not finite.all():
@@ -200,7 +191,6 @@ class ClientWorker:
                 f"round {step.round}, client {self.clients[first]}: loss {loss[first]:.4g}, "
                 f"payload {'not finite' if np.isfinite(loss[first]) else 'unknown'}"
             )
-        loss = np.where(np.asarray(stats.steps) > 0, loss, np.nan)
         return trained, {"loss": loss, "seconds": time.perf_counter() - started}
 
     def mix(

@@ -133,6 +133,12 @@ def test_one_line_and_status_2(case, capsys):
     assert "Traceback" not in err
 
 
+def test_a_report_of_nothing_is_one_line(tmp_path, capsys):
+    assert run_command(cli, ["report", str(tmp_path / "none")]) == BAD_INPUT
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "none" in err
+
+
 def test_there_are_at_least_thirty():
     assert len(BAD) >= 30
 

@@ -95,17 +95,22 @@ def test_dry_run_starts_and_writes_nothing(tmp_path):
         (["--address", "nowhere"], "address=nowhere"),
         (["rounds=0"], "rounds=0"),
         (["--results", "/proc/none"], "results=/proc/none"),
+        (["backbone.weights=/none.safetensors"], "backbone.weights=/none.safetensors"),
         (["--workers", "1000"], "workers=1000"),
         (["--workers", "8", "cpus_per_worker=1024"], "workers=8"),
     ],
 )
-def test_bad_flags_are_one_line(flags, says):
+def test_bad_flags_are_one_line(flags, says, tmp_path):
     code = (
         "import sys, runpy; sys.argv = sys.argv[1:];"
         f"runpy.run_path({SCRIPT!r}, run_name='__main__')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, SCRIPT, *flags], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, SCRIPT, *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
     )
     assert done.returncode == 2, done.stdout
     assert done.stderr.count("\n") == 1 and says in done.stderr

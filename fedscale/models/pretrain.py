@@ -30,6 +30,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from fedscale.models import backbone, formula, probe
+from fedscale.models.prompted import native_bfloat16
 
 _EMBEDDINGS = ("pos_embed", "cls_token")
 
@@ -114,7 +115,7 @@ def train(
         fused=True,
     )
     known = formula.shapes(recipe.seed)
-    half = _has_bfloat16()
+    half = native_bfloat16()
     for step in range(1, recipe.steps + 1):
         easy = recipe.easy_share(step)
         images, labels = formula.batch(known, recipe.seed, step, recipe.batch, easy)
@@ -165,17 +166,13 @@ def provenance(recipe: Recipe, step: int, seconds: float, accuracy: float) -> di
         "steps": f"{step} of {recipe.steps}",
         "seconds": f"{seconds:.0f}",
         "threads": str(torch.get_num_threads()),
-        "precision": "bfloat16" if _has_bfloat16() else "float32",
+        "precision": "bfloat16" if native_bfloat16() else "float32",
         "training accuracy": f"{accuracy:.3f} over {formula.CLASSES} classes",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,
         "numpy": np.__version__,
     }
-
-
-def _has_bfloat16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _run(recipe: Recipe, out: Path, every: int) -> None:

@@ -18,6 +18,11 @@ Precision = Literal["float32", "bfloat16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def native_bfloat16() -> bool:
+    """Return whether this machine's processor computes in bfloat16 itself."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 class Preprocessing(Protocol):
     """What `tokens` reads of a BackboneSpec."""
 
