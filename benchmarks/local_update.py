@@ -3,7 +3,7 @@
 Command: python benchmarks/local_update.py
 
 Plain loop: one client at a time, timm's own forward with the prompts inserted, float32, autograd,
-torch.optim.Adam. Cohort: all clients at once, `fedscale.local.cohort.gradients` and its Adam, on
+torch.optim.Adam. Cohort: all clients at once, `PromptLearner.gradients` and the cohort's Adam, on
 cached tokens, in float32 and in bfloat16. Both start from the same images, prompts and heads,
 run in one process with the same allocator settings and threads, and take turns step by step.
 FLOPs are those of the matrix products and convolutions that were really executed, two per
@@ -35,6 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedscale.local import cohort, optimizers
 from fedscale.local.memory import keep_freed_memory
+from fedscale.local.prompting import PromptLearner
 from fedscale.models import backbone
 from fedscale.models.prompted import Prompted
 
@@ -60,10 +61,10 @@ def problem(name: str, clients: int, batch: int, prompts: int, classes: int) -> 
     spec = backbone.BACKBONES[name]
     side = spec.image_size
     images = rng.integers(0, 256, (clients * batch, side, side, 3), dtype=np.uint8)
-    payload = cohort.initial_payload(
+    module = backbone.build(name, "random")
+    payload = PromptLearner(Prompted(module, spec)).initial(
         range(clients),
         count=prompts,
-        width=spec.width,
         patch=spec.patch,
         num_classes=classes,
         init="per_client",
@@ -74,7 +75,7 @@ def problem(name: str, clients: int, batch: int, prompts: int, classes: int) -> 
         rng.normal(0, 0.02, payload["head.weight"].shape).astype(np.float32)
     )
     labels = torch.from_numpy(rng.integers(0, classes, len(images)))
-    return Problem(backbone.build(name, "random"), spec, images, labels, payload, batch)
+    return Problem(module, spec, images, labels, payload, batch)
 
 
 class PlainLoop:
@@ -124,8 +125,8 @@ class Cohort:
     """All clients as one batch."""
 
     def __init__(self, setting: Problem, precision: str, chunk: int | None) -> None:
-        self.model = Prompted(setting.module, setting.spec, precision=precision)
-        self.tokens = self.model.tokens(setting.images, projected=True)
+        self.learner = PromptLearner(Prompted(setting.module, setting.spec, precision=precision))
+        self.tokens = self.learner.model.tokens(setting.images, projected=True)
         self.labels, self.chunk = setting.labels, chunk
         self.payload = {name: v.clone() for name, v in setting.payload.items()}
         self.counts = [setting.batch] * len(self.payload["prompts"])
@@ -136,8 +137,7 @@ class Cohort:
 
     def gradients(self) -> cohort.Payload:
         """Gradients of all clients."""
-        return cohort.gradients(
-            self.model,
+        return self.learner.gradients(
             self.payload,
             self.tokens[self.rows],
             self.labels[self.rows],
@@ -153,7 +153,7 @@ class Cohort:
 
     def evaluate(self) -> object:
         """Score every client on all images."""
-        return cohort.evaluate(self.model, self.payload, self.tokens, self.labels, chunk=self.chunk)
+        return self.learner.evaluate(self.payload, self.tokens, self.labels, chunk=self.chunk)
 
 
 def relative_error(found: cohort.Payload, right: cohort.Payload) -> float:

@@ -23,6 +23,7 @@ from fedscale.data.catalogue import CATALOGUE
 from fedscale.graphs import mixing, topology
 from fedscale.local import cohort
 from fedscale.local.memory import keep_freed_memory
+from fedscale.local.prompting import PromptLearner
 from fedscale.merge.mean import mean_merge
 from fedscale.merge.ot import merge_neighbourhoods, ot_merge
 from fedscale.models import backbone
@@ -103,14 +104,14 @@ def train_seconds_per_client_round(config: RunConfig, precision: str, most: int)
     shape = (clients * used, spec.image_size, spec.image_size, 3)
     tokens = model.tokens(rng.integers(0, 256, shape, dtype=np.uint8))
     data = cohort.CohortData(
-        tokens=tokens,
+        inputs=tokens,
         labels=torch.from_numpy(rng.integers(0, 10, len(tokens))),
         rows=np.split(np.arange(len(tokens)), clients),
     )
-    payload = cohort.initial_payload(
+    learner = PromptLearner(model)
+    payload = learner.initial(
         range(clients),
         count=config.prompts.count,
-        width=spec.width,
         patch=spec.patch,
         num_classes=10,
         seed=0,
@@ -120,7 +121,7 @@ def train_seconds_per_client_round(config: RunConfig, precision: str, most: int)
     for round in range(3):
         begun = time.perf_counter()
         cohort.train(
-            model,
+            learner,
             payload,
             data,
             settings,

@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from fedscale import cluster, pools
+from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data.catalogue import Dataset
 from fedscale.orchestrator import RoundOrchestrator, Sink
-from fedscale.worker import Block, load_problem
+from fedscale.problems import load_problem
 
 
 @dataclass(frozen=True)

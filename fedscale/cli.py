@@ -17,7 +17,7 @@ from fedscale.config import ConfigError, parse_overrides
 from fedscale.data import catalogue
 from fedscale.files import StoreError, check_writable
 from fedscale.options import run_command
-from fedscale.presets import METHODS, SCALES, preset
+from fedscale.presets import METHODS, preset, scales
 
 FAILED = 1
 
@@ -30,7 +30,7 @@ def cli() -> None:
 @cli.command("run", help="Run one METHOD once. KEY=VALUE changes its configuration.")
 @click.argument("method")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--scale", default="offline", show_default=True, help=f"{' or '.join(SCALES)}.")
+@click.option("--scale", default="offline", show_default=True, help=f"{' or '.join(scales())}.")
 @click.option("--results", default="", help="Folder or URI of the records (default: none kept).")
 @click.option("--address", default="auto", show_default=True, help="auto, local or host:port.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and stop.")
@@ -63,10 +63,9 @@ def run_(
 
     def line(record: dict[str, Any]) -> None:
         console.print(
-            f"round {record['round']:>4}/{config.rounds}  accuracy "
+            f"round {record['round']:>4}/{config.total_steps}  accuracy "
             f"{100 * record['accuracy_mean']:5.1f} % (clients {100 * record['accuracy_min']:.1f} "
-            f"to {100 * record['accuracy_max']:.1f})  consensus error "
-            f"{record['consensus_error']:.4g}  loss {record['loss']:.4f}"
+            f"to {100 * record['accuracy_max']:.1f}){_more(record)}"
         )
 
     try:
@@ -78,6 +77,12 @@ def run_(
     if results:
         console.print(f"records: {results.rstrip('/')}/runs")
     return 0
+
+
+def _more(record: dict[str, Any]) -> str:
+    """What not every method has: consensus error and training loss."""
+    parts = [("consensus error", record["consensus_error"]), ("loss", record["loss"])]
+    return "".join(f"  {name} {value:.4g}" for name, value in parts if value is not None)
 
 
 @cli.group("data", help="The datasets.")
@@ -111,7 +116,7 @@ def doctor() -> None:
     import torch
 
     from fedscale.models import backbone
-    from fedscale.worker import resolve_precision
+    from fedscale.problems import resolve_precision
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")

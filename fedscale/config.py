@@ -15,109 +15,33 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedscale.data import catalogue, partition
 from fedscale.graphs import topology
+from fedscale.keys import leaves
+from fedscale.parts import (
+    BackboneConfig,
+    DataConfig,
+    GraphConfig,
+    HeadConfig,
+    LocalConfig,
+    MergeConfig,
+    Part,
+    PromptConfig,
+    RegimeConfig,
+    ServerConfig,
+)
 
 LAYOUT_KEYS = ("workers", "clients_per_worker", "cpus_per_worker", "gpus_per_worker")
 """Keys that say where a run is computed, not what it is: they do not enter `run_id`."""
-
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
 class ConfigError(ValueError):
     """Bad input, in one line: which key, which value, what is allowed."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataConfig(_Part):
-    """Which images there are and who holds them."""
-
-    name: str = "five"
-    partition: Literal["dirichlet", "extreme", "labels_per_client", "iid"] = "dirichlet"
-    alpha: Positive = 0.1
-    """Dirichlet concentration (`dirichlet` only)."""
-    labels_per_client: Count = 3
-    """Classes per client (`labels_per_client` only)."""
-    clients: Count = 50
-    train_size: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Training images per domain, balanced over classes; 0 = the catalogue's size."""
-    test_size: Annotated[int, Field(ge=0, le=10**9)] = 0
-    min_size: Annotated[int, Field(ge=0, le=10**9)] = 2
-    """Samples that every client gets at least (`dirichlet` only)."""
-    allow_empty: bool = False
-
-
-class BackboneConfig(_Part):
-    """The frozen network."""
-
-    name: Literal["nano", "vit_b32"] = "vit_b32"
-    weights: Annotated[str, Field(min_length=1)] = "pretrained"
-    """`pretrained`, `random` (untrained), or the path of a .safetensors file."""
-
-
-class PromptConfig(_Part):
-    """The tokens that clients train."""
-
-    count: Annotated[int, Field(ge=1, le=10_000)] = 10
-    init: Literal["shared", "per_client"] = "shared"
-
-
-class LocalConfig(_Part):
-    """What a client does between two exchanges."""
-
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: Positive = 1e-4
-    prompt_lr: NotNegative = 0.0
-    """Learning rate of the prompts; 0 = `lr`."""
-    epochs: Annotated[int, Field(ge=1, le=10_000)] = 5
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 16
-    momentum: Probability = 0.0
-    """Heavy-ball momentum (`sgd` only)."""
-
-
-class MergeConfig(_Part):
-    """How a neighbourhood's payloads become one; OT keys act when `name=ot`."""
-
-    name: Literal["ot", "mean"] = "ot"
-    epsilon: Positive = 0.01
-    lam: NotNegative = 1e-3
-    sigma2: Positive = 1.0
-    steps: Annotated[int, Field(ge=1, le=100_000)] = 50
-    start: Literal["previous", "updated", "sample"] = "previous"
-    schedule: Literal["fixed", "anneal"] = "fixed"
-    epsilon_init: Positive = 1.0
-    """First ε of `schedule=anneal`."""
-    tolerance: NotNegative = 0.0
-    """Stop a client's merge when its step change Δ falls below; 0 = always `steps`."""
-    head: Literal["mixed", "local"] = "mixed"
-
-
-class GraphConfig(_Part):
-    """Who talks to whom in a round."""
-
-    name: Literal["ring", "grid", "erdos_renyi", "regular", "complete"] = "regular"
-    degree: Count = 5
-    """Neighbours per client (`regular`), expected neighbours (`erdos_renyi`)."""
-    probability: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Edge probability of `erdos_renyi`; 0 = degree / (clients − 1)."""
-    resample: bool = True
-    """Draw a new graph each round."""
-    link_drop: Probability = 0.0
-    """Probability that an edge fails in a round."""
-    participation: Fraction = 1.0
-    """Share of clients that take part in a round."""
-
-
-class RunConfig(_Part):
+class RunConfig(Part):
     """One run: a method on data, over a graph, with a seed."""
 
     method: str = "dfrost"
@@ -126,12 +50,17 @@ class RunConfig(_Part):
     rounds: Annotated[int, Field(ge=1, le=99_999)] = 40
     eval_every: Annotated[int, Field(ge=1, le=99_999)] = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    diagnostics: bool = False
+    """Record what the papers' theorems bound; costs time."""
     data: DataConfig = DataConfig()
     backbone: BackboneConfig = BackboneConfig()
     prompts: PromptConfig = PromptConfig()
     local: LocalConfig = LocalConfig()
     merge: MergeConfig = MergeConfig()
     graph: GraphConfig = GraphConfig()
+    regime: RegimeConfig = RegimeConfig()
+    head: HeadConfig = HeadConfig()
+    server: ServerConfig = ServerConfig()
     workers: Annotated[int, Field(ge=0, le=100_000)] = 0
     """ClientWorkers of a run; 0 = in this process, without Ray."""
     clients_per_worker: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]{0,8})$")] = "auto"
@@ -155,20 +84,8 @@ class RunConfig(_Part):
     @model_validator(mode="after")
     def _cross_checks(self) -> RunConfig:
         _check_data(self)
-        g = self.graph
-        topology.check(
-            g.name, self.data.clients, degree=g.degree, probability=g.probability or None
-        )
-        if self.merge.schedule == "anneal" and self.merge.epsilon_init < self.merge.epsilon:
-            raise ValueError(
-                f"merge.epsilon_init={self.merge.epsilon_init:g}: must be at least "
-                f"merge.epsilon={self.merge.epsilon:g} when merge.schedule=anneal"
-            )
-        if self.merge.schedule == "anneal" and self.merge.tolerance:
-            raise ValueError(
-                f"merge.tolerance={self.merge.tolerance:g}: must be 0 when merge.schedule=anneal "
-                "(an early stop would end the schedule before its last ε)"
-            )
+        _check_graph(self)
+        _check_method(self)
         self.blocks()
         gpu_share(self.gpus_per_worker)
         return self
@@ -194,13 +111,40 @@ class RunConfig(_Part):
         return [range(a, b) for a, b in pairwise(bounds)]
 
     @property
+    def cycles(self) -> bool:
+        """Whether `rounds` counts cycles of τ_a + τ_r steps (SSD-FL and its baselines)."""
+        return self.regime.name in ("ssdfl", "sdfl", "pdfl", "stc", "cstc")
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, the last number in the records' `round`."""
+        if self.cycles:
+            return self.rounds * (self.regime.tau_a + self.regime.tau_r)
+        return self.rounds + self.head.restat
+
+    @property
+    def analytic(self) -> bool:
+        """Whether clients send statistics from which heads are computed."""
+        return self.head.name != "trained"
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients have anything to train."""
+        return self.head.name == "trained" or self.prompts.count > 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether optimizers go on from one step to the next."""
+        return self.local.carry or (self.cycles and self.regime.tau_a > 1)
+
+    @property
     def uses_ray(self) -> bool:
         """Whether the clients live in worker processes."""
         return self.workers > 0 or self.clients_per_worker != "auto"
 
     def flat(self) -> dict[str, int | float | str | bool]:
         """Return every leaf under its dotted key, in declaration order."""
-        return dict(_leaves(self.model_dump()))
+        return dict(leaves(self.model_dump()))
 
     def json_text(self) -> str:
         """Return the canonical JSON: sorted keys, no spaces."""
@@ -254,6 +198,86 @@ def _check_data(config: RunConfig) -> None:
             partition.check_labels_per_client(here, data.labels_per_client, domain.classes)
 
 
+def _check_graph(config: RunConfig) -> None:
+    g, m = config.graph, config.merge
+    topology.check(g.name, config.data.clients, degree=g.degree, probability=g.probability or None)
+    if config.cycles and g.resample:
+        raise ValueError(
+            f"graph.resample=True: must be False when regime.name={config.regime.name} (clusters "
+            "are formed once, on one graph)"
+        )
+    if m.schedule == "anneal" and m.epsilon_init < m.epsilon:
+        raise ValueError(
+            f"merge.epsilon_init={m.epsilon_init:g}: must be at least "
+            f"merge.epsilon={m.epsilon:g} when merge.schedule=anneal"
+        )
+    if m.schedule == "anneal" and m.tolerance:
+        raise ValueError(
+            f"merge.tolerance={m.tolerance:g}: must be 0 when merge.schedule=anneal "
+            "(an early stop would end the schedule before its last ε)"
+        )
+
+
+def _check_method(config: RunConfig) -> None:
+    """Refuse combinations that mean nothing."""
+    local, prompts, head = config.local, config.prompts, config.head
+    cnn = config.backbone.name == "cnn"
+    rules = (
+        (
+            config.merge.name != "mean" and cnn,
+            f"merge.name={config.merge.name}: merges prompts; allowed with cnn: mean",
+        ),
+        (
+            config.merge.name != "mean" and not cnn and not prompts.count,
+            f"prompts.count=0: merge.name={config.merge.name} merges prompts; allowed: 1 or more, "
+            "or merge.name=mean",
+        ),
+        (
+            config.merge.name != "mean" and config.regime.name != "gossip",
+            f"merge.name={config.merge.name}: needs regime.name=gossip; allowed in "
+            f"{config.regime.name}: mean",
+        ),
+        (
+            0 < prompts.pool < prompts.count,
+            f"prompts.pool={prompts.pool}: must be 0 or at least prompts.count={prompts.count}",
+        ),
+        (
+            config.merge.name == "pfpt" and prompts.pool > 0,
+            f"prompts.pool={prompts.pool}: must be 0 when merge.name=pfpt",
+        ),
+        (
+            config.merge.name == "pfpt" and prompts.limit < prompts.count,
+            f"prompts.limit={prompts.limit}: must be at least prompts.count={prompts.count}",
+        ),
+        (
+            local.devices == "mixed" and local.optimizer != "sgd",
+            f"local.devices=mixed: devices draw kinds of SGD; local.optimizer={local.optimizer} "
+            "must be sgd",
+        ),
+        (
+            cnn and head.name != "trained",
+            f"head.name={head.name}: needs a frozen backbone; allowed with cnn: trained",
+        ),
+        (
+            head.name == "fedpft" and config.regime.name != "server",
+            f"head.name=fedpft: a server learns it; regime.name={config.regime.name} must be "
+            "server",
+        ),
+        (
+            head.restat and (head.name == "trained" or config.regime.name != "server"),
+            "head.restat=True: needs a head from statistics and regime.name=server",
+        ),
+        (
+            config.server.name != "none" and not (cnn and config.regime.name == "server"),
+            f"server.name={config.server.name}: distils CNNs; needs backbone.name=cnn and "
+            "regime.name=server",
+        ),
+    )
+    for broken, message in rules:
+        if broken:
+            raise ValueError(message)
+
+
 def gpu_share(text: str) -> float:
     """Return the GPUs of a worker, rounded to a share that packs: 0, 1/k or a whole number.
 
@@ -276,15 +300,7 @@ def gpu_share(text: str) -> float:
     return math.floor(1e4 / per_gpu) / 1e4
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-KEYS: dict[str, Any] = dict(_leaves(RunConfig.model_construct().model_dump()))
+KEYS: dict[str, Any] = dict(leaves(RunConfig.model_construct().model_dump()))
 """Every dotted key with its default."""
 
 

@@ -72,19 +72,55 @@ def consensus_error(prompts: Tensor | ArrayLike, start: int = 0) -> float:
     return _alternate(_clients(prompts), start)[1]
 
 
-def payload_bytes(payload: Mapping[str, Tensor], prefix: str = "") -> int:
+def payload_bytes(payload: Mapping[str, Tensor | np.ndarray], prefix: str = "") -> int:
     """Bytes of one client's share of a payload: what it sends to one neighbour in one round.
 
     Args:
         payload: name → (C, …), C ≥ 1.
         prefix: count only the tensors whose name starts so, e.g. "prompts".
     """
-    return sum(t[0].numel() * t.element_size() for k, t in payload.items() if k.startswith(prefix))
+    return sum(
+        torch.as_tensor(value)[0].nbytes for key, value in payload.items() if key.startswith(prefix)
+    )
 
 
 def messages(weights: np.ndarray) -> int:
     """Number of payloads sent in one round: entries of W off the diagonal that are not 0."""
     return int(np.count_nonzero(weights) - np.count_nonzero(np.diagonal(weights)))
+
+
+def network(payload: Mapping[str, np.ndarray]) -> dict[str, float | None]:
+    """Measure how far clients are apart.
+
+    Args:
+        payload: name → (M, …), what all clients train.
+
+    Returns:
+        disagreement: mean over clients of the squared distance between all trainables and their
+        mean; consensus_error (3) and prompt_norm (mean length) of the prompts, None without
+        prompts; consensus_error is None too where clients hold different numbers of them.
+    """
+    trained = [value for key, value in payload.items() if key != "prompts.count"]
+    apart = sum(
+        float(np.square(v - v.mean(axis=0, dtype=np.float64)).sum() / len(v)) for v in trained
+    )
+    prompts = payload.get("prompts")
+    if prompts is None or not prompts.shape[1]:
+        return {"disagreement": apart, "consensus_error": None, "prompt_norm": None}
+    lengths = np.linalg.norm(prompts, axis=-1)
+    held = payload.get("prompts.count")
+    if held is not None and (held != held[0]).any():
+        return {
+            "disagreement": None,
+            "consensus_error": None,
+            "prompt_norm": float(lengths.sum() / held.sum()),
+        }
+    prompts = prompts if held is None else prompts[:, : int(held[0])]
+    return {
+        "disagreement": apart,
+        "consensus_error": consensus_error(prompts),
+        "prompt_norm": float(np.linalg.norm(prompts, axis=-1).mean()),
+    }
 
 
 def _alternate(clients: np.ndarray, start: int) -> tuple[np.ndarray, float]:

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from fedscale import checkpoint, metrics, provenance, store
+from fedscale import blocks, checkpoint, metrics, provenance, schedule, store
+from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data import partition
 from fedscale.graphs import mixing
 from fedscale.pools import Pool
-from fedscale.regimes import gossip
-from fedscale.worker import Block, Diverged
+from fedscale.regimes.step import Step
+from fedscale.worker import Diverged
 
 WINDOW = 4
 """Rounds in flight before the orchestrator waits for the oldest."""
@@ -33,6 +34,7 @@ MEASURED = (
     "accuracy_std",
     "accuracy_averaged",
     "consensus_error",
+    "disagreement",
     "prompt_norm",
     "measure_seconds",
 )
@@ -72,18 +74,7 @@ class RoundOrchestrator:
         """
         self.config, self.pool, self.sink = config, pool, sink
         self.layout = config.blocks()
-        d = config.data
-        self.parts = partition.split(
-            dataset.train.labels,
-            dataset.train.domains,
-            name=d.partition,
-            clients=d.clients,
-            alpha=d.alpha,
-            labels_per_client=d.labels_per_client,
-            min_size=d.min_size,
-            allow_empty=d.allow_empty,
-            seed=config.seed,
-        )
+        self.parts = schedule.parts(config, dataset.train)
         homes = partition.home_domains(self.parts, dataset.train.domains)
         self.homes = [dataset.domains[home] if home >= 0 else "" for home in homes]
         self.facts = self._all(
@@ -104,24 +95,19 @@ class RoundOrchestrator:
             self.blocks = [
                 {key: value[c.start : c.stop] for key, value in state.items()} for c in self.layout
             ]
-        self.steps = self._steps()
+        self.clusters = self._clusters(dataset) if self.config.regime.name == "ssdfl" else []
+        samples = [len(part) for part in self.parts]
+        self.steps = schedule.steps(config, samples, self.clusters, self.committed + 1)
         self._record("completed" if self.done else "running")
 
-    def _steps(self) -> Any:
-        c, g = self.config, self.config.graph
-        return gossip.steps(
-            clients=c.data.clients,
-            rounds=c.rounds,
-            eval_every=c.eval_every,
-            graph=g.name,
-            degree=g.degree,
-            probability=g.probability or None,
-            resample=g.resample,
-            link_drop=g.link_drop,
-            participation=g.participation,
-            seed=c.seed,
-            start_round=self.committed + 1,
-        )
+    def _clusters(self, dataset: Any) -> list[list[int]]:
+        """Form SSD-FL's clusters from the graph, the data and the clients' first gradients."""
+        from fedscale import formation
+
+        first = self._ask("initial", [() for _ in self.layout])
+        found = self._all("slopes", [(block,) for block in first])
+        slopes = {key: np.concatenate([f[key] for f in found]) for key in found[0]}
+        return formation.form(self.config, dataset.train, self.parts, slopes)
 
     def _ask(
         self, method: str, arguments: Sequence[tuple[Any, ...]], returns: int = 1
@@ -137,7 +123,7 @@ class RoundOrchestrator:
     @property
     def done(self) -> bool:
         """Whether the last round is committed."""
-        return self.committed >= self.config.rounds
+        return self.committed >= self.config.total_steps
 
     def advance(self) -> dict[str, Any]:
         """Run up to the next measured round, commit it and return its `rounds` record.
@@ -160,7 +146,7 @@ class RoundOrchestrator:
         return record
 
     def _advance(self) -> dict[str, Any]:
-        in_flight: deque[tuple[gossip.Step, list[Any], list[Any]]] = deque()
+        in_flight: deque[tuple[Step, list[Any], list[Any]]] = deque()
         rows: list[dict[str, Any]] = []
         for step in self.steps:
             in_flight.append((step, *self._submit(step)))
@@ -168,13 +154,13 @@ class RoundOrchestrator:
                 rows.append(self._collect(*in_flight.popleft()))
             if step.measure:
                 return self._commit(step, rows)
-        raise RuntimeError(f"the run is over: round {self.committed} of {self.config.rounds}")
+        raise RuntimeError(f"the run is over: round {self.committed} of {self.config.total_steps}")
 
-    def _submit(self, step: gossip.Step) -> tuple[list[Any], list[Any]]:
+    def _submit(self, step: Step) -> tuple[list[Any], list[Any]]:
         """Start a round's training and mixing; return the references of their statistics."""
         previous = self.blocks
         trained, train_stats = previous, [None for _ in self.layout]
-        if step.train:
+        if step.train or step.statistics:
             answers = self._ask("train", [(step, b) for b in previous], returns=2)
             trained = [block for block, _ in answers]
             train_stats = [stats for _, stats in answers]
@@ -185,6 +171,7 @@ class RoundOrchestrator:
             ]
             for mine in self.layout
         ]
+        given = previous if step.order == "combine" else trained
         answers = self._ask(
             "mix",
             [
@@ -192,38 +179,39 @@ class RoundOrchestrator:
                     step,
                     previous[i],
                     trained[i],
-                    *(block if use else None for block, use in zip(trained, row, strict=True)),
+                    *(block if use else None for block, use in zip(given, row, strict=True)),
                 )
                 for i, row in enumerate(needed)
             ],
             returns=2,
         )
         self.blocks = [block for block, _ in answers]
+        if step.serve:
+            served = self.pool.call(0, "serve", step, *trained)
+            self.blocks = self._ask("adopt", [(block, served) for block in self.blocks])
         return train_stats, [stats for _, stats in answers]
 
-    def _collect(
-        self, step: gossip.Step, train_stats: list[Any], mix_stats: list[Any]
-    ) -> dict[str, Any]:
+    def _collect(self, step: Step, train_stats: list[Any], mix_stats: list[Any]) -> dict[str, Any]:
         """Wait for a round and return its record, not yet measured."""
         trained = [self.pool.get(s) for s in train_stats if s is not None]
         mixed = [self.pool.get(s) for s in mix_stats]
         loss = np.concatenate([s["loss"] for s in trained]) if trained else np.array([np.nan])
         links = metrics.messages(step.weights)
-        whole, prompts = mixed[0]["bytes"]
         return {
             **dict.fromkeys(MEASURED),
             "round": step.round,
             "phase": step.phase,
+            "cycle": step.cycle,
             "loss": float(np.nanmean(loss)) if np.isfinite(loss).any() else None,
             "rho": mixing.mixing_factor(step.weights),
-            "bytes_sent": links * (whole if self.config.merge.head == "mixed" else prompts),
-            "bytes_prompts": links * prompts,
+            "bytes_sent": links * mixed[0]["bytes"],
+            "bytes_prompts": links * mixed[0]["bytes_prompts"],
             "train_seconds": sum(s["seconds"] for s in trained),
             "merge_seconds": sum(s["seconds"] for s in mixed),
             "active_clients": int(step.active.sum()),
         }
 
-    def _commit(self, step: gossip.Step, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _commit(self, step: Step, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Measure, write the records since the last commit, then the state."""
         everyone = [tuple(self.blocks) if i == 0 else () for i in range(len(self.layout))]
         found = self._all(
@@ -231,6 +219,7 @@ class RoundOrchestrator:
         )
         accuracy = np.concatenate([f["accuracy"] for f in found])
         loss = np.concatenate([f["loss"] for f in found])
+        prompts = np.concatenate([f["prompts"] for f in found])
         rows[-1] |= {
             "accuracy_mean": float(accuracy.mean()),
             "accuracy_min": float(accuracy.min()),
@@ -238,6 +227,7 @@ class RoundOrchestrator:
             "accuracy_std": float(accuracy.std()),
             "accuracy_averaged": found[0]["averaged"],
             "consensus_error": found[0]["consensus_error"],
+            "disagreement": found[0]["disagreement"],
             "prompt_norm": found[0]["prompt_norm"],
             "measure_seconds": sum(f["seconds"] for f in found),
         }
@@ -249,7 +239,7 @@ class RoundOrchestrator:
                 "samples": len(part),
                 "accuracy": float(accuracy[client]),
                 "loss": float(loss[client]),
-                "prompts": self.config.prompts.count,
+                "prompts": int(prompts[client]),
             }
             for client, (home, part) in enumerate(zip(self.homes, self.parts, strict=True))
         ]
@@ -274,8 +264,7 @@ class RoundOrchestrator:
 
     def payload(self) -> Block:
         """Return the payload of all M clients, each array with a leading axis of length M."""
-        blocks = [self.pool.get(block) for block in self.blocks]
-        return {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
+        return blocks.join(self.layout, [self.pool.get(block) for block in self.blocks])
 
     def _record(self, status: str, reason: str = "") -> None:
         self.run_record = {

@@ -1,43 +1,177 @@
 """Methods as values: method name × scale → RunConfig.
 
 A method is what it changes from the defaults of `RunConfig` (which are the paper's D-FROST); a
-scale is the data, the backbone and the budget it runs on.
+scale is the data, the backbone and the budget it runs on, one per family of methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fedscale.config import ConfigError, RunConfig, from_flat
 
-METHODS: dict[str, dict[str, Any]] = {
-    "dfrost": {"local.optimizer": "adam", "merge.name": "ot"},
-    "davg_adam_pt": {"local.optimizer": "adam", "merge.name": "mean"},
-    "dfedavgm_pt": {"local.optimizer": "sgd", "local.momentum": 0.99, "merge.name": "mean"},
-    "dpsgd_pt": {"local.optimizer": "sgd", "local.epochs": 1, "merge.name": "mean"},
-}
-"""dfrost.md's table: optimizer, merge and epochs of each method."""
 
-SCALES: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "offline": {
-        "data.name": "offline",
-        "data.partition": "extreme",
-        "data.clients": 12,
-        "data.train_size": 240,
-        "data.test_size": 50,
-        "backbone.name": "nano",
-        "prompts.count": 4,
-        "local.lr": 1e-3,
-        "local.prompt_lr": 0.03,
-        "local.epochs": 2,
-        "graph.degree": 4,
-        "rounds": 10,
-        "eval_every": 5,
+@dataclass(frozen=True)
+class Method:
+    """One method: its paper's family, and what it changes from the defaults."""
+
+    family: str
+    overrides: Mapping[str, Any]
+
+
+def _prompts(optimizer: str, merge: str = "mean", **more: Any) -> Method:
+    return Method("dfrost", {"local.optimizer": optimizer, "merge.name": merge, **more})
+
+
+def _pool(method: Method) -> Method:
+    return Method(method.family, {**method.overrides, "prompts.pool": 20, "prompts.count": 10})
+
+
+_CYCLES = {"merge.name": "mean", "graph.resample": False, "local.optimizer": "sgd"}
+
+
+def _cycles(name: str, **more: Any) -> Method:
+    return Method("ssdfl", {**_CYCLES, "regime.name": name, **more})
+
+
+_ONE_SHOT = {"regime.name": "server", "merge.name": "mean", "rounds": 1}
+_NO_TRAINING = {"prompts.count": 0, "regime.average": "uniform"}
+
+
+def _oneshot(**more: Any) -> Method:
+    return Method("fedopal", {**_ONE_SHOT, **{k.replace("__", "."): v for k, v in more.items()}})
+
+
+DFROST = _prompts("adam", "ot")
+DPSGD = _prompts("sgd", **{"local.epochs": 1})
+DFEDAVGM = _prompts("sgd", **{"local.momentum": 0.99})
+DFEDSAM = _prompts("sam", **{"local.rho": 0.01})
+DAVG_ADAM = _prompts("adam")
+
+METHODS: dict[str, Method] = {
+    "dfrost": DFROST,
+    "davg_adam_pt": DAVG_ADAM,
+    "dfedavgm_pt": DFEDAVGM,
+    "dfedsam_pt": DFEDSAM,
+    "dpsgd_pt": DPSGD,
+    "dfrost_pp": _pool(DFROST),
+    "davg_adam_pp": _pool(DAVG_ADAM),
+    "dfedavgm_pp": _pool(DFEDAVGM),
+    "dfedsam_pp": _pool(DFEDSAM),
+    "dpsgd_pp": _pool(DPSGD),
+    "pfpt_dec": _prompts("adam", "pfpt"),
+    "ssdfl": _cycles("ssdfl"),
+    "sdfl": _cycles("sdfl"),
+    "pdfl": _cycles("pdfl"),
+    "stc": _cycles("stc"),
+    "cstc": _cycles("cstc"),
+    "fedopal": _oneshot(head__name="ridge", local__mu=0.1, regime__average="uniform"),
+    "fedopal_gossip": Method(
+        "fedopal",
+        {
+            "regime.name": "gossip",
+            "regime.train_rounds": 1,
+            "merge.name": "mean",
+            "head.name": "ridge",
+            "local.mu": 0.1,
+        },
+    ),
+    "afl": Method("fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "ridge"}),
+    "fedcgs": Method(
+        "fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedcgs", "head.lam": 0.0}
+    ),
+    "fedpft": Method("fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedpft"}),
+    "fedavg": _oneshot(),
+    "local": _oneshot(regime__average="none"),
+    "dense": _oneshot(backbone__name="cnn", server__name="dense", local__optimizer="sgd"),
+    "coboosting": _oneshot(backbone__name="cnn", server__name="coboosting", local__optimizer="sgd"),
+}
+"""Every method of the three papers, and what they compare with."""
+
+_OFFLINE_DATA = {
+    "data.name": "offline",
+    "data.train_size": 240,
+    "data.test_size": 50,
+    "backbone.name": "nano",
+    "prompts.count": 4,
+}
+
+SCALES: dict[str, dict[str, dict[str, Any]]] = {
+    "dfrost": {
+        "paper": {},
+        "offline": {
+            **_OFFLINE_DATA,
+            "data.partition": "extreme",
+            "data.clients": 12,
+            "local.lr": 1e-3,
+            "local.prompt_lr": 0.03,
+            "local.epochs": 2,
+            "graph.degree": 4,
+            "rounds": 10,
+            "eval_every": 5,
+        },
+    },
+    "ssdfl": {
+        "paper": {
+            "data.name": "fmnist",
+            "data.partition": "labels_per_client",
+            "data.clients": 30,
+            "backbone.name": "cnn",
+            "local.lr": 0.01,
+            "local.epochs": 1,
+            "local.batch_size": 64,
+            "local.devices": "mixed",
+            "graph.name": "erdos_renyi",
+            "graph.probability": 0.1,
+            "regime.tau_a": 3,
+            "rounds": 20,
+        },
+        "offline": {
+            "data.name": "fashion",
+            "data.partition": "labels_per_client",
+            "data.clients": 10,
+            "data.train_size": 2000,
+            "data.test_size": 500,
+            "backbone.name": "cnn",
+            "backbone.channels": "16-32-64",
+            "local.lr": 0.05,
+            "local.epochs": 1,
+            "local.batch_size": 20,
+            "local.devices": "mixed",
+            "graph.name": "erdos_renyi",
+            "graph.probability": 0.3,
+            "regime.tau_a": 3,
+            "rounds": 10,
+            "precision": "float32",
+        },
+    },
+    "fedopal": {
+        "paper": {
+            "data.name": "cifar10",
+            "data.clients": 10,
+            "backbone.name": "clip_b16",
+            "local.lr": 1e-3,
+            "local.batch_size": 64,
+        },
+        "offline": {
+            **_OFFLINE_DATA,
+            "data.clients": 12,
+            "data.train_size": 480,
+            "data.test_size": 100,
+            "local.lr": 1e-3,
+            "local.batch_size": 64,
+            "graph.degree": 4,
+        },
     },
 }
-"""`paper`: FiveDataset, 50 clients, κ = 5, 40 rounds, ViT-B/32. `offline`: two CPU cores."""
+"""Family → scale. `paper`: the papers' data and networks. `offline`: two CPU cores."""
+
+
+def scales() -> tuple[str, ...]:
+    """Return the names of the scales."""
+    return tuple(SCALES["dfrost"])
 
 
 def preset(
@@ -55,7 +189,9 @@ def preset(
     """
     if method not in METHODS:
         raise ConfigError(f"method={method}: unknown; allowed: {', '.join(METHODS)}")
-    if scale not in SCALES:
-        raise ConfigError(f"scale={scale}: unknown; allowed: {', '.join(SCALES)}")
+    if scale not in scales():
+        raise ConfigError(f"scale={scale}: unknown; allowed: {', '.join(scales())}")
+    chosen = METHODS[method]
     named = {"method": method, "scale": scale}
-    return from_flat({**SCALES[scale], **METHODS[method], **named, **(overrides or {}), **more})
+    base = SCALES[chosen.family][scale]
+    return from_flat({**base, **chosen.overrides, **named, **(overrides or {}), **more})

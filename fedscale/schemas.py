@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import numbers
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from fedscale.files import one_line
+from fedscale.keys import leaves
 
 _ID = pa.dictionary(pa.int32(), pa.string())
 _FLOAT, _LONG, _INT, _TEXT = pa.float64(), pa.int64(), pa.int32(), pa.string()
@@ -42,8 +43,9 @@ SCHEMAS: dict[str, pa.Schema] = {
         (_ID, "run_id!"),
         (_INT, "round!"),
         (_TEXT, "phase!"),
+        (_INT, "cycle"),
         (_FLOAT, "accuracy_mean accuracy_min accuracy_max accuracy_std accuracy_averaged"),
-        (_FLOAT, "loss consensus_error prompt_norm rho"),
+        (_FLOAT, "loss consensus_error disagreement prompt_norm rho"),
         (_LONG, "bytes_sent bytes_prompts"),
         (_FLOAT, "train_seconds merge_seconds measure_seconds"),
         (_INT, "active_clients"),
@@ -60,6 +62,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 """Columns of the tables. Accuracies are shares (0 to 1) over clients, on the global test set;
 bytes are sums over the clients of a round, seconds are summed over the workers; null = not
 measured. `label` names a reference run that the swept ones are set beside, and is "" for those.
+`round` counts the steps of a run, `cycle` the cycles of τ_a + τ_r steps (0 where there are none).
 `runs` has one more column per leaf of `config` (canonical JSON), named by its dotted key."""
 
 STATUSES = ("running", "completed", "diverged", "failed")
@@ -100,7 +103,7 @@ def run_table(record: Mapping[str, Any]) -> pa.Table:
     if record["status"] not in STATUSES:
         raise ValueError(f"runs.status={record['status']!r}: allowed values: {', '.join(STATUSES)}")
     taken = {*SCHEMAS["rounds"].names, *SCHEMAS["clients"].names} - {*SCHEMAS["runs"].names}
-    for key, value in _leaves(_config(record["config"])):
+    for key, value in leaves(_config(record["config"])):
         if key in taken:
             raise ValueError(f"runs.config: {key}={value!r}: the name is a column of another table")
         if key not in SCHEMAS["runs"].names:
@@ -150,14 +153,6 @@ def _config(text: str) -> Mapping[str, Any]:
     if not isinstance(tree, dict):
         raise ValueError(f"runs.config={text[:80]!r}: need a JSON object")
     return tree
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _leaf_type(key: str, value: Any) -> pa.DataType:

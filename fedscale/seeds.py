@@ -19,6 +19,12 @@ PURPOSES = (
     "search",
     "pretrain",
     "images",
+    "clusters",
+    "devices",
+    "weights",
+    "mixtures",
+    "generator",
+    "pfpt",
 )
 
 

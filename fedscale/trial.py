@@ -16,7 +16,8 @@ from ray import tune
 from fedscale import pools
 from fedscale.config import RunConfig, from_json
 from fedscale.orchestrator import RoundOrchestrator, Sink
-from fedscale.worker import Diverged, Problem, load_problem, problem_key
+from fedscale.problems import Problem, load_problem, problem_key
+from fedscale.worker import Diverged
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Trial(tune.Trainable):
             self.current = self._orchestrator(self.waiting.pop(0))
         orchestrator = self.current
         before, status = orchestrator.committed, "running"
-        rounds = orchestrator.config.rounds
+        rounds = orchestrator.config.total_steps
         try:
             record = orchestrator.advance() if not orchestrator.done else orchestrator.last()
             value, over = float(record[self.shared.metric]), orchestrator.done

@@ -92,7 +92,7 @@ class Plan:
         workers = len(self.base.blocks()) if self.base.uses_ray else 1
         console.print(
             f"runs: {self.count} ({len(self.grid)} of the grid and references, "
-            f"{self.searched} searched), {self.base.rounds} rounds each",
+            f"{self.searched} searched), {self.base.total_steps} rounds each",
             highlight=False,
         )
         console.print(
@@ -142,7 +142,7 @@ def execute(plan: Plan, console: Console) -> None:
     searching = plan.request.search == "optuna"
     if not plan.grid and not searching:
         return
-    from fedscale.worker import Problem, load_problem, problem_key
+    from fedscale.problems import Problem, load_problem, problem_key
 
     problems: dict[tuple[Any, ...], Problem] = {}
     for config in [plan.base, *(config for config, _ in plan.grid)]:
@@ -183,7 +183,7 @@ def _run_on_ray(plan: Plan, console: Console, searching: bool, problems: dict[An
         problems={key: ray.put(problem) for key, problem in problems.items()},
     )
     runs = len(plan.grid) + plan.searched
-    rounds = runs * plan.base.rounds
+    rounds = runs * plan.base.total_steps
     with Display(console, rounds, runs, plan.sweep.metric, plan.sweep.mode) as progress:
         if plan.grid:
             _grid(plan, shared)

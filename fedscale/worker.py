@@ -8,27 +8,27 @@ arguments; every random draw is keyed, so the answer is the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedscale import metrics
-from fedscale.config import ConfigError, RunConfig
-from fedscale.data import catalogue
-from fedscale.data.catalogue import Dataset, Split
+from fedscale import blocks, metrics, schedule
+from fedscale.blocks import Block
+from fedscale.config import RunConfig
+from fedscale.data.catalogue import Split
+from fedscale.heads import deploy, describe_data, learn
 from fedscale.local import cohort, memory
 from fedscale.merge import mean, ot
-from fedscale.metrics import payload_bytes
-from fedscale.models import backbone
-from fedscale.models.prompted import Prompted, native_bfloat16
-from fedscale.regimes.gossip import Step
-
-Block = dict[str, np.ndarray]
-"""The payload of a block of C clients, each array with a leading axis of length C."""
+from fedscale.problems import (
+    Problem,
+    build_learner,
+    initial_payload,
+    learner_key,
+    resolve_precision,
+)
+from fedscale.regimes.step import Step
 
 
 class Diverged(RuntimeError):
@@ -37,44 +37,6 @@ class Diverged(RuntimeError):
 
 class ClientFailed(RuntimeError):
     """Work on a block of clients raised; names round, clients and cause."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What all runs on the same data and backbone share (read-only)."""
-
-    dataset: Dataset
-    backbone: dict[str, np.ndarray]
-
-
-def load_problem(config: RunConfig) -> Problem:
-    """Load a configuration's data and backbone weights.
-
-    Raises:
-        ConfigError: one line that says what is missing and how to get it.
-    """
-    try:
-        dataset = catalogue.load(config.data.name, config.data.train_size, config.data.test_size)
-        module = backbone.build(config.backbone.name, config.backbone.weights)
-    except (catalogue.DataUnavailable, backbone.WeightsUnavailable) as error:
-        raise ConfigError(str(error)) from None
-    return Problem(dataset, backbone.to_arrays(module))
-
-
-def problem_key(config: RunConfig) -> tuple[Any, ...]:
-    """Return what two configurations must have in common to share a Problem."""
-    data = config.data
-    name = config.backbone.name
-    return data.name, data.train_size, data.test_size, name, config.backbone.weights
-
-
-def resolve_precision(precision: str, device: str) -> str:
-    """Return "float32" or "bfloat16" for a device; `auto` takes bfloat16 where it is native."""
-    if precision != "auto":
-        return precision
-    if device.startswith("cuda"):
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if native_bfloat16() else "float32"
 
 
 def _device_name(device: str) -> str:
@@ -105,20 +67,19 @@ class ClientWorker:
             Facts for the `runs` record: device, threads, precision.
         """
         precision = resolve_precision(config.precision, self.device)
-        key = (problem_key(config), precision)
+        key = learner_key(config, precision)
         if key != self.key:
-            spec = backbone.BACKBONES[config.backbone.name]
-            module = backbone.from_arrays(config.backbone.name, problem.backbone)
-            self.model = Prompted(module, spec, precision=precision, device=self.device)
+            self.learner = build_learner(config, problem, precision, self.device)
             everything = np.arange(len(problem.dataset.test))
-            self.test_tokens = self._tokens(problem.dataset.test, everything)
+            self.test_inputs = self._inputs(problem.dataset.test, everything)
             self.test_labels = torch.as_tensor(problem.dataset.test.labels.copy())
             self.key = key
+        self.devices = schedule.devices(config, clients)
         self.config, self.clients, self.problem = config, clients, problem
         mine = np.concatenate(rows)
         bounds = np.cumsum([0, *(len(r) for r in rows)])
         self.data = cohort.CohortData(
-            tokens=self._tokens(problem.dataset.train, mine),
+            inputs=self._inputs(problem.dataset.train, mine),
             labels=torch.as_tensor(problem.dataset.train.labels[mine]).to(self.device),
             rows=[np.arange(a, b) for a, b in pairwise(bounds)],
         )
@@ -128,32 +89,24 @@ class ClientWorker:
             "precision": precision,
         }
 
-    def _tokens(self, split: Split, rows: np.ndarray) -> torch.Tensor:
-        """Return what prompts cannot reach, (len(rows), T, d), computed once per image."""
-        tokens: torch.Tensor | None = None
+    def _inputs(self, split: Split, rows: np.ndarray) -> torch.Tensor:
+        """Return what training cannot change, computed once per image: (len(rows), …)."""
+        inputs: torch.Tensor | None = None
         for positions, images in split.groups(rows):
-            found = self.model.tokens(images)
-            if tokens is None:
-                tokens = found.new_empty((len(rows), *found.shape[1:]))
-            tokens[torch.as_tensor(positions)] = found
-        assert tokens is not None, "a block holds at least one client with data"
-        return tokens
+            found = self.learner.inputs(images)
+            if inputs is None:
+                inputs = found.new_empty((len(rows), *found.shape[1:]))
+            inputs[torch.as_tensor(positions)] = found
+        if inputs is None:
+            raise ClientFailed(
+                f"clients {self.clients.start}–{self.clients.stop - 1}: none has any data"
+            )
+        return inputs
 
     def initial(self) -> Block:
         """Return the block's payload before the first round."""
-        c = self.config
-        spec = backbone.BACKBONES[c.backbone.name]
-        return _arrays(
-            cohort.initial_payload(
-                list(self.clients),
-                count=c.prompts.count,
-                width=spec.width,
-                patch=spec.patch,
-                num_classes=self.problem.dataset.num_classes,
-                init=c.prompts.init,
-                seed=c.seed,
-            )
-        )
+        classes = self.problem.dataset.num_classes
+        return blocks.arrays(initial_payload(self.config, self.learner, classes, self.clients))
 
     def train(self, step: Step, block: Block) -> tuple[Block, dict[str, Any]]:
         """Train the active clients of the block on their own data.
@@ -167,21 +120,40 @@ class ClientWorker:
             ClientFailed: anything else that training raised.
         """
         started = time.perf_counter()
+        active = step.active[self.clients.start : self.clients.stop]
         try:
-            payload, stats = cohort.train(
-                self.model,
-                _tensors(block, self.device),
-                self.data,
-                self.config.local,
-                seed=self.config.seed,
-                round=step.round,
-                clients=list(self.clients),
-                active=step.active[self.clients.start : self.clients.stop],
-            )
+            trained, loss = self._train(step, block, active)
+            if step.statistics:
+                data = describe_data(
+                    self.config, self.learner, trained, self.data, self.problem.dataset.num_classes
+                )
+                trained |= data
+        except Diverged:
+            raise
         except Exception as error:
             where = f"round {step.round}, clients {self.clients.start}–{self.clients.stop - 1}"
             raise ClientFailed(f"{where}: {type(error).__name__}: {error}") from error
-        trained = _arrays(payload)
+        return trained, {"loss": loss, "seconds": time.perf_counter() - started}
+
+    def _train(self, step: Step, block: Block, active: np.ndarray) -> tuple[Block, np.ndarray]:
+        if not step.train:
+            return dict(block), np.full(len(self.clients), np.nan, dtype=np.float32)
+        payload = blocks.tensors(blocks.owned(block), self.device)
+        config = self.config
+        payload, stats, remembered = cohort.train(
+            self.learner,
+            payload,
+            self.data,
+            config.local,
+            seed=config.seed,
+            round=step.round,
+            clients=list(self.clients),
+            active=active,
+            limit=config.regime.steps_per_instance,
+            devices=self.devices,
+            memory=blocks.recall(block, payload, step.restart, config.local.carry, self.device),
+        )
+        trained = blocks.arrays(payload)
         loss, finite = stats.loss.numpy(), ~stats.diverged.numpy()
         for array in trained.values():
             finite &= np.isfinite(array.reshape(len(array), -1)).all(axis=1)
@@ -191,10 +163,12 @@ class ClientWorker:
                 f"round {step.round}, client {self.clients[first]}: loss {loss[first]:.4g}, "
                 f"payload {'not finite' if np.isfinite(loss[first]) else 'unknown'}"
             )
-        return trained, {"loss": loss, "seconds": time.perf_counter() - started}
+        if config.remembers:
+            trained |= blocks.remember(remembered)
+        return trained | blocks.statistics(block), loss
 
     def mix(
-        self, step: Step, previous: Block, own: Block, *blocks: Block | None
+        self, step: Step, previous: Block, own: Block, *others: Block | None
     ) -> tuple[Block, dict[str, Any]]:
         """Merge every client of the block with its neighbours.
 
@@ -202,34 +176,63 @@ class ClientWorker:
             step: gives the mixing matrix; OT merging reads its support.
             previous: the block before this round's training (the OT merge's start).
             own: the block after training.
-            blocks: the trained block of each worker, in order; None where no neighbour lives.
+            others: each worker's block in order, None where no neighbour lives: after training,
+                or before it when step.order is "combine".
 
         Returns:
-            The merged block, and {"bytes": (size of a client's payload, of its prompts),
-            "seconds": float}.
+            The merged block, and {"bytes": what one client sends to one neighbour,
+            "bytes_prompts": its prompts' part, "seconds": float}.
+
+        Raises:
+            pfpt.TooManyPrompts: a client's prompts exceed prompts.limit.
         """
         started = time.perf_counter()
         m = self.config.merge
         here = np.arange(self.clients.start, self.clients.stop)
-        received = _join(self.config.blocks(), blocks)
+        sent = blocks.sent(self.config, own)
+        received = blocks.join(self.config.blocks(), others, sent)
         weights = torch.as_tensor(step.weights[here])
         merged: dict[str, torch.Tensor] = {}
         for key, value in received.items():
             if key == "prompts" and m.name == "ot":
                 merged[key] = self._transport(step, weights != 0, here, previous, value)
-            elif key.startswith("head.") and m.head == "local":
-                merged[key] = torch.as_tensor(own[key].copy())
+            elif key.startswith("prompts") and m.name == "pfpt":
+                continue
             else:
                 merged[key] = mean.mean_merge(weights, torch.as_tensor(value))
-        result = _arrays(merged)
+        if m.name == "pfpt":
+            merged |= self._prune(step, weights != 0, own, received)
+        result = own | blocks.arrays(merged)
+        if step.order == "combine":
+            for key in merged:
+                result[key] = result[key] + (own[key] - previous[key])
         idle = ~step.active[here]
-        for key in result:
-            result[key][idle] = own[key][idle]
-        sizes = payload_bytes(merged), payload_bytes(merged, "prompts")
-        return {key: result[key] for key in own}, {
-            "bytes": sizes,
+        if idle.any():
+            for key in merged:
+                result[key][idle] = own[key][idle]
+        return result, {
+            "bytes": metrics.payload_bytes({key: own[key] for key in sent}),
+            "bytes_prompts": metrics.payload_bytes({key: own[key] for key in sent}, "prompts"),
             "seconds": time.perf_counter() - started,
         }
+
+    def _prune(
+        self, step: Step, support: torch.Tensor, own: Block, received: Block
+    ) -> dict[str, torch.Tensor]:
+        """Merge neighbourhoods' prompts by PFPT; pads to the largest number of survivors."""
+        from fedscale.merge import pfpt
+
+        prompts, counts = pfpt.merge_neighbourhoods(
+            support,
+            torch.as_tensor(received["prompts"]),
+            torch.as_tensor(received["prompts.count"]),
+            loops=self.config.merge.loops,
+            limit=self.config.prompts.limit,
+            seed=self.config.seed,
+            round=step.round,
+            clients=list(self.clients),
+        )
+        return {"prompts": prompts, "prompts.count": counts}
 
     def _transport(
         self,
@@ -263,54 +266,46 @@ class ClientWorker:
         )
         return merged[0]
 
-    def measure(self, own: Block, *blocks: Block) -> dict[str, Any]:
+    def serve(self, step: Step, *everyone: Block) -> Block:
+        """Act as the server: return one model (leading axis 1) learnt from what all sent."""
+        samples = [len(rows) for rows in schedule.parts(self.config, self.problem.dataset.train)]
+        joined = blocks.join(self.config.blocks(), everyone)
+        return learn(self.config, self.learner, joined, samples, step.round)
+
+    def adopt(self, own: Block, served: Block) -> Block:
+        """Give the server's model to every client of the block."""
+        count = len(self.clients)
+        return own | {key: np.repeat(value, count, axis=0) for key, value in served.items()}
+
+    def measure(self, own: Block, *everyone: Block) -> dict[str, Any]:
         """Measure every client of the block on the whole test set.
 
         Args:
             own: the worker's block.
-            blocks: all blocks in order, given to one worker, which also measures the network.
+            everyone: all blocks in order, given to one worker, which also measures the network.
 
         Returns:
-            accuracy (C,), loss (C,), seconds; and where `blocks` are given: averaged (accuracy of
-            the index-wise mean of all payloads), consensus_error (eq. 3), prompt_norm.
+            accuracy (C,), loss (C,), prompts (C,), seconds; and where `everyone` is given:
+            averaged (accuracy of the index-wise mean of all payloads), consensus_error (eq. 3),
+            prompt_norm, disagreement (mean over clients of ‖θ − mean θ‖²); None where undefined.
         """
         started = time.perf_counter()
         found = self._evaluate(own)
-        if blocks:
-            everyone = _join(self.config.blocks(), blocks)
-            mean_state = {key: value.mean(axis=0, keepdims=True) for key, value in everyone.items()}
-            prompts = torch.as_tensor(everyone["prompts"])
-            found["averaged"] = float(self._evaluate(mean_state)["accuracy"][0])
-            found["consensus_error"] = float(metrics.consensus_error(prompts))
-            found["prompt_norm"] = float(prompts.norm(dim=-1).mean())
+        found["prompts"] = blocks.prompt_counts(own, self.config.prompts.count)
+        if everyone:
+            joined = blocks.join(self.config.blocks(), everyone)
+            found |= metrics.network(blocks.owned(joined))
+            ragged = "prompts.count" in joined
+            averaged = None if ragged else self._evaluate(blocks.average(joined))["accuracy"][0]
+            found["averaged"] = None if averaged is None else float(averaged)
         found["seconds"] = time.perf_counter() - started
         return found
 
     def _evaluate(self, block: Block) -> dict[str, Any]:
-        labels = self.test_labels
-        payload = _tensors(block, self.device)
-        correct, loss = cohort.evaluate(self.model, payload, self.test_tokens, labels)
-        accuracy = correct.double().cpu().numpy() / len(labels)
-        return {"accuracy": accuracy, "loss": loss.double().cpu().numpy()}
-
-
-def _tensors(block: Block, device: str) -> dict[str, torch.Tensor]:
-    """Copy a block onto a device (what comes from the object store is read-only)."""
-    return {key: torch.tensor(value, device=device) for key, value in block.items()}
-
-
-def _arrays(payload: dict[str, torch.Tensor]) -> Block:
-    return {key: value.detach().cpu().numpy() for key, value in payload.items()}
-
-
-def _join(layout: Sequence[range], blocks: Sequence[Block | None]) -> Block:
-    """Join blocks to arrays with a leading axis of all M clients; zeros where a block is None."""
-    shapes = next(block for block in blocks if block is not None)
-    whole = {
-        key: np.zeros((layout[-1].stop, *value.shape[1:]), value.dtype)
-        for key, value in shapes.items()
-    }
-    for clients, block in zip(layout, blocks, strict=True):
-        for key, value in (block or {}).items():
-            whole[key][clients.start : clients.stop] = value
-    return whole
+        """Score every client; clients that hold the same model are scored once."""
+        block = deploy(self.config, block, self.config.data.clients)
+        first, where = blocks.distinct(blocks.owned(block))
+        payload = blocks.tensors({k: v[first] for k, v in blocks.owned(block).items()}, self.device)
+        correct, loss = self.learner.evaluate(payload, self.test_inputs, self.test_labels)
+        accuracy = correct.double().cpu().numpy() / len(self.test_labels)
+        return {"accuracy": accuracy[where], "loss": loss.double().cpu().numpy()[where]}

@@ -8,6 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from fedscale import seeds
 from fedscale.local import cohort, memory
+from fedscale.local.prompting import PromptLearner
 from fedscale.models import backbone
 from fedscale.models.prompted import Prompted
 
@@ -15,10 +16,24 @@ SPEC = backbone.BACKBONES["nano"]
 SIZES = [9, 0, 14, 4, 7, 1]
 CLASSES, WIDTH, COUNT, BATCH = 5, 24, 3, 4
 ADAM = SimpleNamespace(
-    optimizer="adam", lr=1e-2, prompt_lr=3e-2, epochs=2, batch_size=BATCH, momentum=0.0
+    optimizer="adam",
+    lr=1e-2,
+    prompt_lr=3e-2,
+    epochs=2,
+    batch_size=BATCH,
+    momentum=0.0,
+    mu=0.0,
+    rho=0.01,
 )
 MOMENTUM = SimpleNamespace(
-    optimizer="sgd", lr=1e-2, prompt_lr=3e-2, epochs=2, batch_size=BATCH, momentum=0.9
+    optimizer="sgd",
+    lr=1e-2,
+    prompt_lr=3e-2,
+    epochs=2,
+    batch_size=BATCH,
+    momentum=0.9,
+    mu=0.0,
+    rho=0.01,
 )
 
 
@@ -65,17 +80,18 @@ def data(model, sizes=SIZES):
 def train(model, start, samples, settings=ADAM, clients=None, active=None, **options):
     clients = range(10, 10 + len(samples.rows)) if clients is None else clients
     active = np.ones(len(clients), dtype=bool) if active is None else active
-    return cohort.train(
-        model,
+    trained, stats, _ = cohort.train(
+        PromptLearner(model),
         start,
         samples,
         settings,
         **{"seed": 3, "round": 2, "clients": clients, "active": active, **options},
     )
+    return trained, stats
 
 
 def only(samples, clients):
-    return cohort.CohortData(samples.tokens, samples.labels, [samples.rows[c] for c in clients])
+    return cohort.CohortData(samples.inputs, samples.labels, [samples.rows[c] for c in clients])
 
 
 def pick(start, clients):
@@ -98,8 +114,8 @@ def test_gradients_of_one_step_are_the_plain_loops(model, module):
     clients = [c for c, size in enumerate(SIZES) if size]
     flat = torch.from_numpy(np.concatenate([samples.rows[c] for c in clients]))
     counts = [SIZES[c] for c in clients]
-    tokens, labels = samples.tokens[flat], samples.labels[flat]
-    found, losses = cohort.gradients(model, pick(start, clients), tokens, labels, counts)
+    tokens, labels = samples.inputs[flat], samples.labels[flat]
+    found, losses = PromptLearner(model).gradients(pick(start, clients), tokens, labels, counts)
     parts = zip(tokens.split(counts), labels.split(counts), strict=True)
     for i, (x, y) in enumerate(parts):
         own = {k: v[clients[i]].clone().requires_grad_() for k, v in start.items()}
@@ -130,7 +146,7 @@ def test_training_is_one_plain_run_per_client(model, module, settings):
             order = torch.from_numpy(rows[rng.permutation(len(rows))])
             for batch in order.split(BATCH) if len(order) else ():
                 optimizer.zero_grad()
-                loss = plain_loss(module, samples.tokens[batch], samples.labels[batch], own)
+                loss = plain_loss(module, samples.inputs[batch], samples.labels[batch], own)
                 loss.backward()
                 optimizer.step()
                 losses.append(float(loss.detach()))
@@ -163,9 +179,9 @@ def test_the_chunk_does_not_matter(model, chunk):
     samples, start = data(model), payload()
     clients = [c for c, size in enumerate(SIZES) if size]
     flat = torch.from_numpy(np.concatenate([samples.rows[c] for c in clients]))
-    args = (samples.tokens[flat], samples.labels[flat], [SIZES[c] for c in clients])
-    whole, losses = cohort.gradients(model, pick(start, clients), *args)
-    found, other = cohort.gradients(model, pick(start, clients), *args, chunk=chunk)
+    args = (samples.inputs[flat], samples.labels[flat], [SIZES[c] for c in clients])
+    whole, losses = PromptLearner(model).gradients(pick(start, clients), *args)
+    found, other = PromptLearner(model).gradients(pick(start, clients), *args, chunk=chunk)
     torch.testing.assert_close(other, losses, rtol=1e-6, atol=0)
     for k in whole:
         assert relative(found[k], whole[k]) < 2e-6
@@ -173,7 +189,7 @@ def test_the_chunk_does_not_matter(model, chunk):
 
 def test_projected_tokens_give_the_same(any_model):
     samples, start = data(any_model), payload()
-    wide = cohort.CohortData(any_model.project(samples.tokens), samples.labels, samples.rows)
+    wide = cohort.CohortData(any_model.project(samples.inputs), samples.labels, samples.rows)
     a, b = train(any_model, start, samples)[0], train(any_model, start, wide)[0]
     for k in start:
         torch.testing.assert_close(a[k], b[k], rtol=1e-6, atol=1e-6)
@@ -199,13 +215,13 @@ def test_every_sample_once_per_epoch():
 def test_the_batches_of_a_round_are_the_keyed_ones(model, monkeypatch):
     """The images a step sees are those of `batches`, in order of clients by their steps."""
     samples, start, seen = data(model), payload(), []
-    plain = cohort.gradients
+    plain = PromptLearner.gradients
 
-    def spy(model, params, tokens, labels, counts, **options):
+    def spy(learner, params, tokens, labels, counts, **options):
         seen.append((tokens, labels, list(counts)))
-        return plain(model, params, tokens, labels, counts, **options)
+        return plain(learner, params, tokens, labels, counts, **options)
 
-    monkeypatch.setattr(cohort, "gradients", spy)
+    monkeypatch.setattr(PromptLearner, "gradients", spy)
     train(model, start, samples)
     assert [counts for _, _, counts in seen] == [
         [4, 4, 4, 4, 1],
@@ -221,7 +237,7 @@ def test_the_batches_of_a_round_are_the_keyed_ones(model, monkeypatch):
         samples.rows[2], batch_size=BATCH, epochs=2, seed=3, round=2, client=12
     )
     for (tokens, labels, counts), batch in zip(seen, longest, strict=True):
-        assert torch.equal(tokens[: counts[0]], samples.tokens[torch.from_numpy(batch)])
+        assert torch.equal(tokens[: counts[0]], samples.inputs[torch.from_numpy(batch)])
         assert torch.equal(labels[: counts[0]], samples.labels[torch.from_numpy(batch)])
 
 
@@ -278,9 +294,9 @@ def test_the_optimizer_starts_afresh_every_round(model):
 @pytest.mark.parametrize("chunk", [None, 1, 5])
 def test_evaluation_is_the_plain_count(any_model, module, chunk):
     samples, own = data(any_model), payload()
-    tokens, labels = samples.tokens, samples.labels
+    tokens, labels = samples.inputs, samples.labels
     for x in (tokens, any_model.project(tokens)):
-        correct, loss = cohort.evaluate(any_model, own, x, labels, chunk=chunk)
+        correct, loss = PromptLearner(any_model).evaluate(own, x, labels, chunk=chunk)
         for c in range(len(SIZES)):
             with torch.no_grad():
                 h = any_model.features(tokens, own["prompts"][c : c + 1], [len(tokens)])
@@ -302,27 +318,27 @@ def test_evaluation_of_a_diverged_client():
     own = payload(2)
     own["prompts"][0] = torch.inf
     samples = data(model)
-    _, loss = cohort.evaluate(model, own, samples.tokens, samples.labels)
+    _, loss = PromptLearner(model).evaluate(own, samples.inputs, samples.labels)
     assert not torch.isfinite(loss[0])
     assert torch.isfinite(loss[1])
 
 
-def test_initial_payload():
-    sizes = {"count": 2, "width": 12, "patch": 4, "num_classes": 3}
-    shared = cohort.initial_payload(range(4), **sizes, seed=5)
-    bound = (6 / (3 * 16 + 12)) ** 0.5
-    assert shared["prompts"].shape == (4, 2, 12)
-    assert shared["head.weight"].shape == (4, 3, 12)
+def test_initial_payload(model):
+    sizes = {"count": 2, "patch": 4, "num_classes": 3}
+    shared = PromptLearner(model).initial(range(4), **sizes, seed=5)
+    bound = (6 / (3 * 16 + WIDTH)) ** 0.5
+    assert shared["prompts"].shape == (4, 2, WIDTH)
+    assert shared["head.weight"].shape == (4, 3, WIDTH)
     assert shared["head.bias"].shape == (4, 3)
     assert all(value.dtype == torch.float32 for value in shared.values())
     assert 0.8 * bound < float(shared["prompts"].abs().max()) <= bound
     assert not shared["head.weight"].any()
     assert (shared["prompts"] == shared["prompts"][0]).all()
-    own = cohort.initial_payload(range(4), **sizes, init="per_client", seed=5)["prompts"]
+    own = PromptLearner(model).initial(range(4), **sizes, init="per_client", seed=5)["prompts"]
     assert len({tuple(p.flatten().tolist()) for p in own}) == 4
-    block = cohort.initial_payload([2, 3], **sizes, init="per_client", seed=5)["prompts"]
+    block = PromptLearner(model).initial([2, 3], **sizes, init="per_client", seed=5)["prompts"]
     assert torch.equal(block, own[2:])
-    other = cohort.initial_payload(range(4), **sizes, seed=6)["prompts"]
+    other = PromptLearner(model).initial(range(4), **sizes, seed=6)["prompts"]
     assert not torch.equal(other, shared["prompts"])
 
 

@@ -9,16 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedscale import config as cfg
+from fedscale import parts
 from fedscale.config import ConfigError, RunConfig, from_json, gpu_share
 from fedscale.data import catalogue, partition
 from fedscale.graphs import topology
 from fedscale.local import optimizers
 from fedscale.merge import ot
 from fedscale.models import backbone
-from fedscale.presets import METHODS, SCALES, preset
+from fedscale.presets import METHODS, preset, scales
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", scales())
 @pytest.mark.parametrize("method", METHODS)
 def test_presets_are_valid_and_survive_json(method, scale):
     c = preset(method, scale)
@@ -43,12 +44,12 @@ def test_paper_scale_is_the_papers():
 
 
 def test_choices_are_the_implementations():
-    assert cfg.choices(cfg.DataConfig, "partition") == tuple(partition.PARTITIONS)
-    assert cfg.choices(cfg.GraphConfig, "name") == topology.TOPOLOGIES
-    assert set(cfg.choices(cfg.BackboneConfig, "name")) == set(backbone.BACKBONES)
-    for name in cfg.choices(cfg.LocalConfig, "optimizer"):
+    assert cfg.choices(parts.DataConfig, "partition") == tuple(partition.PARTITIONS)
+    assert cfg.choices(parts.GraphConfig, "name") == tuple(topology.TOPOLOGIES)
+    assert set(cfg.choices(parts.BackboneConfig, "name")) == {*backbone.BACKBONES, "cnn"}
+    for name in cfg.choices(parts.LocalConfig, "optimizer"):
         optimizers.build(name, momentum=0.0)
-    assert cfg.choices(cfg.MergeConfig, "schedule") == ot.SCHEDULES
+    assert cfg.choices(parts.MergeConfig, "schedule") == ot.SCHEDULES
     assert set(METHODS) >= {"dfrost", "davg_adam_pt", "dfedavgm_pt", "dpsgd_pt"}
     assert preset("dfrost").data.name in catalogue.CATALOGUE
 

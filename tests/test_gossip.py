@@ -118,9 +118,9 @@ def test_link_drop_removes_edges_independently_per_round():
     assert all(np.array_equal(step.weights, np.eye(12)) for step in stream(link_drop=1.0))
 
 
-def test_connected_asks_for_connected_draws():
+def test_resample_asks_for_connected_draws():
     loose = stream(degree=2, rounds=40)
-    tight = stream(degree=2, rounds=40, connected=True)
+    tight = stream(degree=2, rounds=40, connect="resample")
     assert max(mixing.mixing_factor(step.weights) for step in loose) > 1 - 1e-9
     assert max(mixing.mixing_factor(step.weights) for step in tight) < 1 - 1e-3
 

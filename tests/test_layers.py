@@ -7,10 +7,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"seeds", "files", "schemas", "provenance"},
+    {"seeds", "files", "keys"},
+    {"schemas", "provenance"},
     {"store", "graphs", "data", "models"},
-    {"local", "merge", "regimes", "metrics"},
+    {"local", "merge", "regimes", "server", "metrics"},
+    {"parts"},
     {"config", "presets", "checkpoint"},
+    {"blocks", "problems", "schedule"},
+    {"heads", "formation"},
     {"worker", "cluster"},
     {"pools"},
     {"orchestrator"},

@@ -49,7 +49,7 @@ def test_training_improves_on_the_untrained_state():
 def test_mixing_is_what_the_method_says(method):
     run = orchestrator(config(method, rounds=1, eval_every=1))
     before = run.payload()
-    step = next(run._steps())
+    step = next(run.steps)
     run._submit(step)
     after = run.payload()
     trained = run.pool.workers[0].train(step, before)[0]
@@ -63,7 +63,7 @@ def test_mixing_is_what_the_method_says(method):
 def test_idle_and_isolated_clients_keep_their_state():
     c = config(rounds=1, eval_every=1, **{"graph.participation": 0.5})
     run = orchestrator(c)
-    before, step = run.payload(), next(run._steps())
+    before, step = run.payload(), next(run.steps)
     run._submit(step)
     after = run.payload()
     assert step.active.sum() == 4
@@ -73,7 +73,7 @@ def test_idle_and_isolated_clients_keep_their_state():
     alone = orchestrator(
         config(rounds=1, eval_every=1, **{"graph.name": "erdos_renyi", "graph.probability": 1e-12})
     )
-    before, step = alone.payload(), next(alone._steps())
+    before, step = alone.payload(), next(alone.steps)
     trained = alone.pool.workers[0].train(step, before)[0]
     alone._submit(step)
     assert same(alone.payload(), trained)
@@ -81,11 +81,11 @@ def test_idle_and_isolated_clients_keep_their_state():
 
 def test_local_head_is_not_mixed():
     run = orchestrator(config(rounds=1, eval_every=1, **{"merge.head": "local"}))
-    before, step = run.payload(), next(run._steps())
+    before, step = run.payload(), next(run.steps)
     run._submit(step)
     trained = run.pool.workers[0].train(step, before)[0]
     assert np.array_equal(run.payload()["head.weight"], trained["head.weight"])
-    row = run._collect(step, [], [{"bytes": (100, 40), "seconds": 0.0}])
+    row = run._collect(step, [], [{"bytes": 40, "bytes_prompts": 40, "seconds": 0.0}])
     assert row["bytes_sent"] == row["bytes_prompts"] == 8 * 3 * 40
 
 

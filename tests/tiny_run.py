@@ -9,7 +9,7 @@ from fedscale.config import RunConfig
 from fedscale.orchestrator import RoundOrchestrator, Sink
 from fedscale.pools import InlinePool
 from fedscale.presets import preset
-from fedscale.worker import Problem, load_problem
+from fedscale.problems import Problem, load_problem
 
 KEYS = {
     "rounds": 3,

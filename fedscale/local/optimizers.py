@@ -2,8 +2,9 @@
 
 An optimizer is two functions. `init(params)` makes the moments it keeps, one tuple per name;
 `update(params, grads, moments, rates, step)` moves params and moments in place. Both act on each
-element alone, so any subset of clients (a slice of the rows of params, grads and moments) moves
-exactly as those clients would alone.
+client alone, so any leading rows of params, grads and moments move exactly as those clients would
+alone. Coefficients are numbers, or tensors with one value per client, of which the leading rows
+are used.
 """
 
 from __future__ import annotations
@@ -17,18 +18,36 @@ from torch import Tensor
 
 Params = dict[str, Tensor]
 Moments = dict[str, tuple[Tensor, ...]]
+Coefficient = float | Tensor
+Steps = int | Tensor
+"""Steps taken with these moments, this one included: a number, or one per client (C,)."""
+
+NAMES = ("adam", "sgd", "sam")
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`init` and `update` of one rule; see the module's docstring for their arguments."""
+    """One rule; see the module's docstring for the arguments of `init` and `update`.
+
+    Attributes:
+        perturb: (params, grads) → params at which the gradient is taken a second time; None for
+            rules that need one gradient.
+    """
 
     init: Callable[[Params], Moments]
-    update: Callable[[Params, Params, Moments, Mapping[str, float], int], None]
+    update: Callable[[Params, Params, Moments, Mapping[str, float], Steps], None]
+    perturb: Callable[[Params, Params], Params] | None = None
 
 
 def _zeros(params: Params, copies: int) -> Moments:
     return {k: tuple(torch.zeros_like(p) for _ in range(copies)) for k, p in params.items()}
+
+
+def per_client(value: Coefficient, p: Tensor) -> Coefficient:
+    """Shape a coefficient per client so that it multiplies the rows of p."""
+    if not isinstance(value, Tensor):
+        return value
+    return value[: len(p)].to(p).view(-1, *[1] * (p.ndim - 1))
 
 
 def _adam_update(
@@ -36,7 +55,7 @@ def _adam_update(
     grads: Params,
     moments: Moments,
     rates: Mapping[str, float],
-    step: int,
+    step: Steps,
     *,
     beta1: float,
     beta2: float,
@@ -47,8 +66,12 @@ def _adam_update(
         g = grads[name]
         m.lerp_(g, 1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        scale = v.sqrt().div_((1 - beta2**step) ** 0.5).add_(eps)
-        p.addcdiv_(m, scale, value=-rates[name] / (1 - beta1**step))
+        taken = per_client(step, p)
+        scale = v.sqrt().div_((1 - beta2**taken) ** 0.5).add_(eps)
+        if isinstance(taken, Tensor):
+            p.sub_(m / scale * (rates[name] / (1 - beta1**taken)))
+        else:
+            p.addcdiv_(m, scale, value=-rates[name] / (1 - beta1**taken))
 
 
 def _sgd_update(
@@ -56,15 +79,15 @@ def _sgd_update(
     grads: Params,
     moments: Moments,
     rates: Mapping[str, float],
-    step: int,
+    step: Steps,
     *,
-    momentum: float,
+    momentum: Coefficient,
 ) -> None:
     for name, p in params.items():
         d = grads[name]
-        if momentum:
+        if moments[name]:
             (b,) = moments[name]
-            d = b.mul_(momentum).add_(d)
+            d = b.mul_(per_client(momentum, p)).add_(d)
         p.sub_(d, alpha=rates[name])
 
 
@@ -75,23 +98,46 @@ def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimiz
     )
 
 
-def sgd(momentum: float = 0.0) -> Optimizer:
-    """Gradient descent with a heavy ball: b = momentum·b + g, p = p − lr·b; no dampening."""
-    return Optimizer(
-        partial(_zeros, copies=1 if momentum else 0), partial(_sgd_update, momentum=momentum)
-    )
+def sgd(momentum: Coefficient = 0.0) -> Optimizer:
+    """Gradient descent with a heavy ball: b = momentum·b + g, p = p − lr·b; no dampening.
+
+    Over the steps of one regime b is g_q + Σ_{p<q} ρ^{q−p} g_p, equation (9) of SSD-FL.
+    """
+    copies = 1 if isinstance(momentum, Tensor) or momentum else 0
+    return Optimizer(partial(_zeros, copies=copies), partial(_sgd_update, momentum=momentum))
 
 
-def build(name: str, *, momentum: float = 0.0) -> Optimizer:
-    """Return the optimizer called `name`; momentum is read by `sgd` only.
+def sam(rho: float = 0.01, momentum: Coefficient = 0.0) -> Optimizer:
+    """Adaptive sharpness-aware minimisation over `sgd` (Kwon et al. 2021, arXiv:2102.11600).
+
+    The gradient is taken at p + e on the same batch, e = ρ·p²⊙g / (‖|p|⊙g‖ + 1e-12); the norm is
+    over all trainables of one client.
+    """
+    base = sgd(momentum)
+    return Optimizer(base.init, base.update, partial(_ascend, rho=rho))
+
+
+def _ascend(params: Params, grads: Params, *, rho: float) -> Params:
+    squares = [(p.abs() * grads[k]).flatten(1).square().sum(1) for k, p in params.items()]
+    scale = rho / (torch.stack(squares).sum(0).sqrt() + 1e-12)
+    return {k: p + per_client(scale, p) * p.square() * grads[k] for k, p in params.items()}
+
+
+def build(name: str, *, momentum: Coefficient = 0.0, rho: float = 0.01) -> Optimizer:
+    """Return the optimizer called `name`; `adam` reads neither momentum nor rho.
 
     Raises:
-        ValueError: an unknown name or a momentum outside [0, 1).
+        ValueError: an unknown name, a momentum outside [0, 1), a rho that is not positive.
     """
-    if not 0 <= momentum < 1:
+    ok = float(torch.as_tensor(momentum).min()) >= 0 and float(torch.as_tensor(momentum).max()) < 1
+    if not ok:
         raise ValueError(f"local.momentum={momentum} must lie in [0, 1)")
     if name == "adam":
         return adam()
     if name == "sgd":
         return sgd(momentum)
-    raise ValueError(f"local.optimizer={name!r} is unknown; allowed: adam, sgd")
+    if name == "sam":
+        if not rho > 0:
+            raise ValueError(f"local.rho={rho} must be positive")
+        return sam(rho, momentum)
+    raise ValueError(f"local.optimizer={name!r} is unknown; allowed: {', '.join(NAMES)}")

@@ -28,7 +28,7 @@ SIDE = 32
 CONTOURS = 300
 SYMBOLS = "KLMNPQRSTUVWXYZmnqrt&#%?@$+=<>*!ΓΘΠΣΦΨΩλ"
 CLASSES = CONTOURS + len(SYMBOLS)
-SYMBOL_SHARE = 0.3
+SYMBOL_SHARE = 0.25
 HARMONICS = 8
 ANGLES = 256
 # Fonts of matplotlib with the ordinary Unicode letters; the cm* family has its own encodings.
@@ -78,7 +78,7 @@ def shapes(seed: int) -> Shapes:
 
 
 def labels_of(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draw labels (count,): a symbol with probability 0.3, classes of one kind equally likely."""
+    """Draw labels (count,): a symbol with probability 0.25, classes of one kind equally likely."""
     contour = rng.integers(0, CONTOURS, size=count)
     symbol = rng.integers(CONTOURS, CLASSES, size=count)
     return np.where(rng.random(count) < SYMBOL_SHARE, symbol, contour)
@@ -94,7 +94,7 @@ def batch(
         seed: the run's seed.
         step: number of the step, from 1.
         count: images B.
-        easy: share of the images that are a bright object on black, with no camera between.
+        easy: share of the images that are a grey object on black, with no camera between.
 
     Returns:
         Images (B, 3, 32, 32) float32 in 0..1 and labels (B,) int64.
@@ -107,7 +107,8 @@ def batch(
     over = back * (1 - mask) + front * mask
     difference = (back - mask * (0.4 + 0.6 * front)).abs()
     images = torch.where(_coin(rng, count, 0.5), over, difference)
-    images = torch.where(_coin(rng, count, easy), mask, _camera(images, rng))
+    shaded = mask * (0.3 + 0.7 * front.mean(1, keepdim=True))
+    images = torch.where(_coin(rng, count, easy), shaded, _camera(images, rng))
     return images, torch.from_numpy(labels)
 
 
@@ -221,7 +222,7 @@ def _camera(images: Tensor, rng: np.random.Generator) -> Tensor:
 
 def _coordinates(count: int, rng: np.random.Generator) -> Tensor:
     """Pixel positions (B, 2, 32, 32) from the centre, bent by a smooth random field."""
-    bend = _normal(rng, (count, 2, 4, 4)) * _uniform(rng, (count, 1, 1, 1), 0, 1.6)
+    bend = _normal(rng, (count, 2, 4, 4)) * _uniform(rng, (count, 1, 1, 1), 0, 1.0)
     bend = interpolate(bend, size=(SIDE, SIDE), mode="bilinear", align_corners=True)
     return _plane() + bend
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from fedscale.models import backbone, formula, probe
 from fedscale.models.prompted import native_bfloat16
 
+THUMBNAIL = 16
 _EMBEDDINGS = ("pos_embed", "cls_token")
 
 
@@ -45,11 +46,12 @@ class Recipe:
         lr: peak learning rate of AdamW, reached after `warmup`, then a half cosine to 0.
         decay: weight decay of the matrices (not of norms, biases and embeddings).
         warmup: share of the steps with a linearly growing learning rate.
-        smoothing: label smoothing of the cross-entropy.
         easy: share of easy images at the end; it starts at 1 and falls over the first 40 % of the
             steps. Without easy images at first, CLS stays the same for all images.
         patches: weight of a second classifier's loss, on the mean of the patches; it teaches the
             blocks before CLS has learnt where to look, and is thrown away with the first.
+        thumbnail: weight of a third head's loss: CLS → the image's grey levels at 16×16, squared
+            error; without it CLS knows shapes only and forgets light and shade.
         seed: seed of the shapes, the images and the initial weights.
     """
 
@@ -58,9 +60,9 @@ class Recipe:
     lr: float = 1e-3
     decay: float = 0.05
     warmup: float = 0.04
-    smoothing: float = 0.1
     easy: float = 0.15
     patches: float = 0.5
+    thumbnail: float = 1.0
     seed: int = 0
 
     @property
@@ -97,7 +99,8 @@ def train(
     for block in blocks:
         block.attn.fused_attn = False  # the fused kernel is slower on CPUs at this size
     with torch.random.fork_rng(devices=[]):  # the layers draw weights before they are zeroed
-        heads = nn.ModuleList(nn.Linear(model.num_features, formula.CLASSES) for _ in range(2))
+        outputs = (formula.CLASSES, formula.CLASSES, THUMBNAIL**2)
+        heads = nn.ModuleList(nn.Linear(model.num_features, count) for count in outputs)
     for values in heads.parameters():
         nn.init.zeros_(values)
     parameters = [*model.named_parameters(), *heads.named_parameters(prefix="classifiers")]
@@ -125,9 +128,10 @@ def train(
             tokens = model.forward_features(normalise(images))
             logits = heads[0](tokens[:, 0]).float()
             patches = heads[1](tokens[:, 1:].mean(1)).float()
-        loss = nn.functional.cross_entropy(logits, labels, label_smoothing=recipe.smoothing)
-        beside = nn.functional.cross_entropy(patches, labels, label_smoothing=recipe.smoothing)
-        loss = loss + recipe.patches * beside
+            drawn = heads[2](tokens[:, 0]).float()
+        loss = nn.functional.cross_entropy(logits, labels)
+        loss = loss + recipe.patches * nn.functional.cross_entropy(patches, labels)
+        loss = loss + recipe.thumbnail * nn.functional.mse_loss(drawn, thumbnails(images))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_([p for _, p in parameters], 1.0)
@@ -137,6 +141,15 @@ def train(
             on_step(step, loss.item(), hits.item(), model)
     model.eval().requires_grad_(False)
     return model
+
+
+def thumbnails(images: Tensor) -> Tensor:
+    """Return grey levels (B, 256) at 16×16 of images (B, 3, S, S) in 0..1, scaled to −2..2.
+
+    The scale gives the levels of training images a variance near 1.
+    """
+    grey = images.mean(1, keepdim=True)
+    return 4 * nn.functional.adaptive_avg_pool2d(grey, THUMBNAIL).flatten(1) - 2
 
 
 def normalise(images: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedscale.data import catalogue
 from fedscale.models import backbone
 from fedscale.models.prompted import Prompted
 
-STRENGTHS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+STRENGTHS = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0)
 PROTOCOL = (
     "Logistic regression (scikit-learn, L2) on CLS features in float32, standardised by the "
     f"training set; C is the one of {STRENGTHS} that is best on a stratified fifth of the training "

@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import networkx as nx
 import numpy as np
 
 from fedscale import seeds
 from fedscale.graphs import mixing, topology
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What the clients do in one round: train, then mix by `weights`, then be measured.
-
-    Attributes:
-        round: communication round, counted from 1.
-        phase: "gossip".
-        active: (M,) bool, the clients that take part; the others keep their state exactly.
-        train: whether active clients train before they mix.
-        weights: (M, M) float64, row-stochastic, used as W @ X; the row of an idle or isolated
-            client u is e_u. Merges that choose their own weights read its support.
-        measure: whether the clients are evaluated after this step.
-    """
-
-    round: int
-    phase: str
-    active: np.ndarray
-    train: bool
-    weights: np.ndarray
-    measure: bool
+from fedscale.regimes.step import Step
 
 
 def steps(
@@ -43,9 +22,11 @@ def steps(
     degree: float | None = None,
     probability: float | None = None,
     resample: bool = True,
-    connected: bool = False,
+    connect: str = "allow",
     link_drop: float = 0.0,
     participation: float = 1.0,
+    train_rounds: int | None = None,
+    statistics: bool = False,
     seed: int,
     start_round: int = 1,
 ) -> Iterator[Step]:
@@ -55,12 +36,15 @@ def steps(
     starts at 1. The last round is always measured.
 
     Args:
-        graph, degree, probability, connected: as `topology.build`.
+        graph, degree, probability, connect: as `draw`.
         resample: draw a fresh G(t) in every round (random graphs are redrawn, ring and grid get a
             fresh placement of the clients); otherwise all rounds use one draw.
         link_drop: probability that an edge of G(t) fails in this round.
         participation: fraction of the clients in (0, 1]; max(1, participation × M rounded half up)
             clients are sampled per round, and G(t) is restricted to the edges between them.
+        train_rounds: clients train in the first so many rounds and only mix afterwards; None:
+            in all rounds.
+        statistics: clients compute the statistics of their data in round 1.
 
     Raises:
         ValueError: at the call, not at the first step.
@@ -79,11 +63,9 @@ def steps(
 
     def step(round: int) -> Step:
         rng = seeds.stream(seed, "graph", round if resample else 0)
-        network = topology.build(
-            graph, clients, seed=rng, degree=degree, probability=probability, connected=connected
+        network = draw(
+            graph, clients, degree=degree, probability=probability, connect=connect, rng=rng
         )
-        if graph in ("ring", "grid"):
-            network = topology.permuted(network, rng)
         if link_drop:
             rng = seeds.stream(seed, "link_drop", round)
             network = topology.drop_links(network, link_drop, seed=rng)
@@ -97,9 +79,43 @@ def steps(
             round=round,
             phase="gossip",
             active=active,
-            train=True,
+            train=train_rounds is None or round <= train_rounds,
             weights=mixing.metropolis(network),
             measure=round % eval_every == 0 or round == rounds,
+            statistics=statistics and round == 1,
         )
 
     return (step(round) for round in range(start_round, rounds + 1))
+
+
+def draw(
+    graph: str,
+    clients: int,
+    *,
+    degree: float | None,
+    probability: float | None,
+    connect: str,
+    rng: np.random.Generator,
+) -> nx.Graph:
+    """Draw G on the clients 0 … M−1; on ring and grid who sits where is drawn.
+
+    Args:
+        graph, clients, degree, probability: as `topology.build`.
+        connect: what to do with a graph that is not connected: `allow`, `bridge` (add the fewest
+            edges that join its parts) or `resample`.
+        rng: of the draw.
+
+    Raises:
+        ValueError: as `topology.build`.
+    """
+    network = topology.build(
+        graph,
+        clients,
+        seed=rng,
+        degree=degree,
+        probability=probability,
+        connected=connect == "resample",
+    )
+    if graph in ("ring", "grid"):
+        network = topology.permuted(network, rng)
+    return topology.bridged(network, seed=rng) if connect == "bridge" else network

@@ -1,0 +1,129 @@
+"""Classifiers that are computed rather than trained: from statistics, or by a server.
+
+Clients describe their data once (`describe_data`); what they sent is mixed like any payload; a
+head is then computed from what a client holds (`deploy`), or a server learns one for all
+(`learn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedscale import blocks
+from fedscale.blocks import Block
+from fedscale.config import RunConfig
+from fedscale.local.cohort import CohortData
+from fedscale.local.prompting import PromptLearner
+
+if TYPE_CHECKING:
+    from fedscale.problems import Learner
+
+GRAM, SUMS, COUNTS, MIXTURES = "stats.gram", "stats.sums", "stats.counts", "stats.mixtures"
+"""Σ h hᵀ packed (d(d+1)/2), Σ h yᵀ (d, K), samples per class (K,); mixtures (K, J, 2d + 2)."""
+
+
+def describe_data(
+    config: RunConfig, learner: Learner, block: Block, data: CohortData, num_classes: int
+) -> Block:
+    """Compute the statistics of every client's data under its own prompts, in one pass.
+
+    Args:
+        config: the run; `head.name` says which statistics.
+        learner: a frozen backbone with prompts.
+        block: what the clients hold after training.
+        data: their samples.
+        num_classes: K.
+
+    Returns:
+        The entries `stats.*`, float64, with a leading client axis.
+    """
+    assert isinstance(learner, PromptLearner), "checked by the configuration"
+    payload = blocks.tensors(blocks.owned(block), str(learner.device))
+    found: dict[str, list[np.ndarray]] = {}
+    for client, rows in enumerate(data.rows):
+        index = torch.from_numpy(rows).to(data.inputs.device)
+        labels = data.labels[index.to(data.labels.device)]
+        parts = learner.features(payload, data.inputs[index], client)
+        chunks = ((h, labels[part]) for part, h in parts)
+        if config.head.name == "fedpft":
+            each = {MIXTURES: _mixtures(config, chunks, learner.model.width, num_classes, client)}
+        else:
+            each = _sums(chunks, learner.model.width, num_classes)
+        for key, value in each.items():
+            found.setdefault(key, []).append(value)
+    return {key: np.stack(value) for key, value in found.items()}
+
+
+def _sums(chunks: Any, width: int, num_classes: int) -> dict[str, np.ndarray]:
+    from fedscale.local import statistics
+
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    sums = torch.zeros(width, num_classes, dtype=torch.float64)
+    counts = np.zeros(num_classes)
+    for h, y in chunks:
+        r, c = statistics.sufficient_statistics(h.cpu(), y.cpu(), num_classes)
+        gram, sums = gram + r, sums + c
+        counts += np.bincount(y.cpu().numpy(), minlength=num_classes)
+    return {
+        GRAM: statistics.pack_symmetric(gram).numpy(),
+        SUMS: sums.numpy(),
+        COUNTS: counts,
+    }
+
+
+def deploy(config: RunConfig, block: Block, clients: int) -> Block:
+    """Return the block with the heads that its statistics give.
+
+    Args:
+        config: the run.
+        block: C clients' payload; each holds the network's mean statistics, or its view of it.
+        clients: M; sums over the network are M times the mean.
+
+    Raises:
+        SingularSystem: the statistics decide no head; says what to do.
+    """
+    if config.head.name not in ("ridge", "fedcgs") or GRAM not in block:
+        return block
+    from fedscale.local import statistics
+    from fedscale.server import analytic, fedcgs
+
+    first, where = blocks.distinct(blocks.statistics(block))
+    weights, biases = [], []
+    for row in first:
+        gram = statistics.unpack_symmetric(torch.as_tensor(block[GRAM][row] * clients))
+        sums = torch.as_tensor(block[SUMS][row] * clients)
+        if config.head.name == "ridge":
+            weight = analytic.ridge_solve(gram, sums, config.head.lam)
+            bias = torch.zeros(sums.shape[1], dtype=torch.float64)
+        else:
+            counts = torch.as_tensor(block[COUNTS][row] * clients)
+            weight, bias = fedcgs.head(sums, counts, gram, config.head.lam)
+        weights.append(weight.T.float().numpy())
+        biases.append(bias.float().numpy())
+    heads = {
+        "head.weight": np.ascontiguousarray(np.stack(weights)[where]),
+        "head.bias": np.stack(biases)[where],
+    }
+    return block | heads
+
+
+def learn(
+    config: RunConfig, learner: Learner, block: Block, samples: Sequence[int], round: int
+) -> Block:
+    """Learn one model for all clients from what they sent, as the server does.
+
+    Args:
+        config: the run.
+        learner: what clients train.
+        block: all M clients' payload and statistics.
+        samples: training samples of each client.
+        round: number of the step.
+
+    Returns:
+        The entries that every client replaces, with a leading axis of 1.
+    """
+    raise NotImplementedError

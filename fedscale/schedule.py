@@ -1,0 +1,137 @@
+"""From a configuration to its stream of Steps: which regime, on which graph, in which clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import networkx as nx
+import numpy as np
+
+from fedscale import seeds
+from fedscale.config import RunConfig
+from fedscale.data import partition
+from fedscale.data.catalogue import Split
+from fedscale.local.cohort import Devices
+from fedscale.regimes import cluster, gossip, server
+from fedscale.regimes.step import Step
+
+PROXIMAL = (5e-5, 1e-4)
+MOMENTUM = (0.8, 0.85)
+"""What a mixed device draws its μ or ρ from (SSD-FL, section VI)."""
+
+
+def steps(
+    config: RunConfig,
+    samples: Sequence[int],
+    clusters: Sequence[Sequence[int]] = (),
+    start_round: int = 1,
+) -> Iterator[Step]:
+    """Return the steps start_round … config.total_steps of a run.
+
+    Args:
+        config: the run.
+        samples: training samples of each of the M clients.
+        clusters: groups of devices, for `regime.name=ssdfl`.
+        start_round: first step to return.
+    """
+    g, r = config.graph, config.regime
+    if r.name == "server":
+        return server.steps(
+            samples=samples,
+            rounds=config.rounds,
+            eval_every=config.eval_every,
+            average=r.average,
+            train=config.trains,
+            statistics=config.analytic,
+            restat=config.head.restat,
+            serve=config.head.name == "fedpft" or config.server.name != "none",
+            start_round=start_round,
+        )
+    if config.cycles:
+        return cluster.steps(
+            network=network(config),
+            clusters=clusters or named_clusters(config),
+            cycles=config.rounds,
+            tau_a=r.tau_a,
+            tau_r=r.tau_r,
+            eval_every=config.eval_every,
+            link_drop=0.5 if r.name in ("stc", "cstc") else g.link_drop,
+            lazy=r.lazy,
+            seed=config.seed,
+            start_round=start_round,
+        )
+    return gossip.steps(
+        clients=config.data.clients,
+        rounds=config.rounds,
+        eval_every=config.eval_every,
+        graph=g.name,
+        degree=g.degree,
+        probability=g.probability or None,
+        resample=g.resample,
+        connect=g.connect,
+        link_drop=g.link_drop,
+        participation=g.participation,
+        train_rounds=(r.train_rounds or None) if config.trains else 0,
+        statistics=config.analytic,
+        seed=config.seed,
+        start_round=start_round,
+    )
+
+
+def parts(config: RunConfig, split: Split) -> list[np.ndarray]:
+    """Return the rows of every client in the training split."""
+    d = config.data
+    return partition.split(
+        split.labels,
+        split.domains,
+        name=d.partition,
+        clients=d.clients,
+        alpha=d.alpha,
+        labels_per_client=d.labels_per_client,
+        min_size=d.min_size,
+        allow_empty=d.allow_empty,
+        seed=config.seed,
+    )
+
+
+def network(config: RunConfig) -> nx.Graph:
+    """Return the fixed graph of a run in cycles."""
+    g = config.graph
+    rng = seeds.stream(config.seed, "graph")
+    return gossip.draw(
+        g.name,
+        config.data.clients,
+        degree=g.degree,
+        probability=g.probability or None,
+        connect=g.connect,
+        rng=rng,
+    )
+
+
+def named_clusters(config: RunConfig) -> list[list[int]]:
+    """Return the clusters of SSD-FL's baselines: one, one per device, or random ones.
+
+    Raises:
+        ValueError: `ssdfl`, whose clusters are formed from the graph (see `form`).
+    """
+    n, name = config.data.clients, config.regime.name
+    if name in ("sdfl", "stc"):
+        return [list(range(n))]
+    if name == "pdfl":
+        return [[device] for device in range(n)]
+    if name == "cstc":
+        return cluster.random_clusters(n, seed=config.seed)
+    raise ValueError(f"regime.name={name}: clusters must be given")
+
+
+def devices(config: RunConfig, clients: Sequence[int]) -> Devices | None:
+    """Return the optimizers of mixed devices, each from its own stream; None = all the same."""
+    if config.local.devices == "same":
+        return None
+    mu, momentum = np.zeros(len(clients)), np.zeros(len(clients))
+    for place, client in enumerate(clients):
+        rng = seeds.stream(config.seed, "devices", 0, client)
+        kind, pick = int(rng.integers(3)), int(rng.integers(2))
+        mu[place] = PROXIMAL[pick] if kind == 1 else 0.0
+        momentum[place] = MOMENTUM[pick] if kind == 2 else 0.0
+    return Devices(mu, momentum)
