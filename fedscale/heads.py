@@ -16,8 +16,11 @@ import torch
 from fedscale import blocks
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
+from fedscale.local import statistics
 from fedscale.local.cohort import CohortData
 from fedscale.local.prompting import PromptLearner
+from fedscale.models.cnn import Cnn
+from fedscale.server import analytic, coboosting, dense, fedcgs, fedpft
 
 if TYPE_CHECKING:
     from fedscale.problems import Learner
@@ -27,7 +30,12 @@ GRAM, SUMS, COUNTS, MIXTURES = "stats.gram", "stats.sums", "stats.counts", "stat
 
 
 def describe_data(
-    config: RunConfig, learner: Learner, block: Block, data: CohortData, num_classes: int
+    config: RunConfig,
+    learner: Learner,
+    block: Block,
+    data: CohortData,
+    num_classes: int,
+    clients: range,
 ) -> Block:
     """Compute the statistics of every client's data under its own prompts, in one pass.
 
@@ -37,6 +45,7 @@ def describe_data(
         block: what the clients hold after training.
         data: their samples.
         num_classes: K.
+        clients: global numbers of the block's clients.
 
     Returns:
         The entries `stats.*`, float64, with a leading client axis.
@@ -50,7 +59,7 @@ def describe_data(
         parts = learner.features(payload, data.inputs[index], client)
         chunks = ((h, labels[part]) for part, h in parts)
         if config.head.name == "fedpft":
-            each = {MIXTURES: _mixtures(config, chunks, learner.model.width, num_classes, client)}
+            each = _mixtures(config, chunks, num_classes, clients[client])
         else:
             each = _sums(chunks, learner.model.width, num_classes)
         for key, value in each.items():
@@ -58,9 +67,16 @@ def describe_data(
     return {key: np.stack(value) for key, value in found.items()}
 
 
-def _sums(chunks: Any, width: int, num_classes: int) -> dict[str, np.ndarray]:
-    from fedscale.local import statistics
+def _mixtures(
+    config: RunConfig, chunks: Any, num_classes: int, client: int
+) -> dict[str, np.ndarray]:
+    pairs = [(h.cpu().numpy(), y.cpu().numpy()) for h, y in chunks]
+    features, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    fitted = fedpft.mixtures(features, labels, num_classes, seed=config.seed, client=client)
+    return {MIXTURES: fitted}
 
+
+def _sums(chunks: Any, width: int, num_classes: int) -> dict[str, np.ndarray]:
     gram = torch.zeros(width, width, dtype=torch.float64)
     sums = torch.zeros(width, num_classes, dtype=torch.float64)
     counts = np.zeros(num_classes)
@@ -88,9 +104,6 @@ def deploy(config: RunConfig, block: Block, clients: int) -> Block:
     """
     if config.head.name not in ("ridge", "fedcgs") or GRAM not in block:
         return block
-    from fedscale.local import statistics
-    from fedscale.server import analytic, fedcgs
-
     first, where = blocks.distinct(blocks.statistics(block))
     weights, biases = [], []
     for row in first:
@@ -111,9 +124,7 @@ def deploy(config: RunConfig, block: Block, clients: int) -> Block:
     return block | heads
 
 
-def learn(
-    config: RunConfig, learner: Learner, block: Block, samples: Sequence[int], round: int
-) -> Block:
+def learn(config: RunConfig, learner: Learner, block: Block, samples: Sequence[int]) -> Block:
     """Learn one model for all clients from what they sent, as the server does.
 
     Args:
@@ -121,9 +132,23 @@ def learn(
         learner: what clients train.
         block: all M clients' payload and statistics.
         samples: training samples of each client.
-        round: number of the step.
 
     Returns:
         The entries that every client replaces, with a leading axis of 1.
     """
-    raise NotImplementedError
+    if config.head.name == "fedpft":
+        weight, bias = fedpft.learn(block[MIXTURES], seed=config.seed)
+        return blocks.arrays({"head.weight": weight[None], "head.bias": bias[None]})
+    assert isinstance(learner, Cnn), "checked by the configuration"
+    payload = blocks.tensors(blocks.owned(block), str(learner.device))
+    method = dense if config.server.name == "dense" else coboosting
+    student = method.distil(
+        learner,
+        payload,
+        samples,
+        epochs=config.server.epochs,
+        lr=config.server.lr,
+        batch=config.local.batch_size,
+        seed=config.seed,
+    )
+    return blocks.arrays(student)

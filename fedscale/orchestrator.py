@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedscale import blocks, checkpoint, metrics, provenance, schedule, store
+from fedscale import blocks, checkpoint, formation, metrics, provenance, schedule, store
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data import partition
@@ -102,12 +102,10 @@ class RoundOrchestrator:
 
     def _clusters(self, dataset: Any) -> list[list[int]]:
         """Form SSD-FL's clusters from the graph, the data and the clients' first gradients."""
-        from fedscale import formation
-
         first = self._ask("initial", [() for _ in self.layout])
         found = self._all("slopes", [(block,) for block in first])
         slopes = {key: np.concatenate([f[key] for f in found]) for key in found[0]}
-        return formation.form(self.config, dataset.train, self.parts, slopes)
+        return formation.form(self.config, dataset.train, self.parts, slopes).members
 
     def _ask(
         self, method: str, arguments: Sequence[tuple[Any, ...]], returns: int = 1
@@ -187,7 +185,7 @@ class RoundOrchestrator:
         )
         self.blocks = [block for block, _ in answers]
         if step.serve:
-            served = self.pool.call(0, "serve", step, *trained)
+            served = self.pool.call(0, "serve", *trained)
             self.blocks = self._ask("adopt", [(block, served) for block in self.blocks])
         return train_stats, [stats for _, stats in answers]
 

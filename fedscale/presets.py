@@ -21,8 +21,8 @@ class Method:
     overrides: Mapping[str, Any]
 
 
-def _prompts(optimizer: str, merge: str = "mean", **more: Any) -> Method:
-    return Method("dfrost", {"local.optimizer": optimizer, "merge.name": merge, **more})
+def _prompts(optimizer: str, merge: str = "mean", more: Mapping[str, Any] | None = None) -> Method:
+    return Method("dfrost", {"local.optimizer": optimizer, "merge.name": merge, **(more or {})})
 
 
 def _pool(method: Method) -> Method:
@@ -45,9 +45,9 @@ def _oneshot(**more: Any) -> Method:
 
 
 DFROST = _prompts("adam", "ot")
-DPSGD = _prompts("sgd", **{"local.epochs": 1})
-DFEDAVGM = _prompts("sgd", **{"local.momentum": 0.99})
-DFEDSAM = _prompts("sam", **{"local.rho": 0.01})
+DPSGD = _prompts("sgd", more={"local.epochs": 1})
+DFEDAVGM = _prompts("sgd", more={"local.momentum": 0.99})
+DFEDSAM = _prompts("sam", more={"local.rho": 0.01})
 DAVG_ADAM = _prompts("adam")
 
 METHODS: dict[str, Method] = {

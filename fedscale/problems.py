@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from fedscale.data import catalogue
 from fedscale.data.catalogue import Dataset
 from fedscale.local.prompting import PromptLearner
 from fedscale.models import backbone
+from fedscale.models.cnn import Cnn
 from fedscale.models.prompted import Prompted, native_bfloat16
 
-if TYPE_CHECKING:
-    from fedscale.models.cnn import Cnn
-
-    Learner = PromptLearner | Cnn
+Learner = PromptLearner | Cnn
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,6 @@ def learner_key(config: RunConfig, precision: str) -> tuple[Any, ...]:
 def build_learner(config: RunConfig, problem: Problem, precision: str, device: str) -> Learner:
     """Return what clients train: prompts and a head on a frozen backbone, or a CNN."""
     if config.backbone.name == "cnn":
-        from fedscale.models.cnn import Cnn
-
         sides = {image.shape[1:3] for image in problem.dataset.train.images}
         side = sides.pop() if len(sides) == 1 else (32, 32)
         return Cnn(
@@ -96,7 +92,7 @@ def build_learner(config: RunConfig, problem: Problem, precision: str, device: s
             image_size=side[0] if side[0] == side[1] else 32,
             channels=1 if problem.grey else 3,
             widths=tuple(int(word) for word in config.backbone.channels.split("-")),
-            device=device,
+            device=torch.device(device),
         )
     name, prompts = config.backbone.name, config.prompts
     module = backbone.from_arrays(name, problem.backbone)

@@ -124,14 +124,27 @@ def named_clusters(config: RunConfig) -> list[list[int]]:
     raise ValueError(f"regime.name={name}: clusters must be given")
 
 
-def devices(config: RunConfig, clients: Sequence[int]) -> Devices | None:
-    """Return the optimizers of mixed devices, each from its own stream; None = all the same."""
+def kinds(config: RunConfig, clients: Sequence[int]) -> list[tuple[str, float, float]]:
+    """Return (kind, μ, ρ) of every client's optimizer, mixed ones each from its own stream."""
     if config.local.devices == "same":
-        return None
-    mu, momentum = np.zeros(len(clients)), np.zeros(len(clients))
-    for place, client in enumerate(clients):
+        return [(config.local.optimizer, config.local.mu, config.local.momentum)] * len(clients)
+    found = []
+    for client in clients:
         rng = seeds.stream(config.seed, "devices", 0, client)
         kind, pick = int(rng.integers(3)), int(rng.integers(2))
-        mu[place] = PROXIMAL[pick] if kind == 1 else 0.0
-        momentum[place] = MOMENTUM[pick] if kind == 2 else 0.0
-    return Devices(mu, momentum)
+        found.append(
+            (
+                ("sgd", "prox", "momentum")[kind],
+                PROXIMAL[pick] if kind == 1 else 0.0,
+                MOMENTUM[pick] if kind == 2 else 0.0,
+            )
+        )
+    return found
+
+
+def devices(config: RunConfig, clients: Sequence[int]) -> Devices | None:
+    """Return the coefficients of mixed devices; None = all the same."""
+    if config.local.devices == "same":
+        return None
+    drawn = kinds(config, clients)
+    return Devices(np.array([mu for _, mu, _ in drawn]), np.array([rho for _, _, rho in drawn]))

@@ -30,6 +30,9 @@ from fedscale.problems import (
 )
 from fedscale.regimes.step import Step
 
+SLOPE_SAMPLES = 256
+"""Samples per client from which gradients at the initial point are estimated."""
+
 
 class Diverged(RuntimeError):
     """A client's loss or payload is no longer finite; names round and client."""
@@ -125,7 +128,12 @@ class ClientWorker:
             trained, loss = self._train(step, block, active)
             if step.statistics:
                 data = describe_data(
-                    self.config, self.learner, trained, self.data, self.problem.dataset.num_classes
+                    self.config,
+                    self.learner,
+                    trained,
+                    self.data,
+                    self.problem.dataset.num_classes,
+                    self.clients,
                 )
                 trained |= data
         except Diverged:
@@ -266,11 +274,42 @@ class ClientWorker:
         )
         return merged[0]
 
-    def serve(self, step: Step, *everyone: Block) -> Block:
+    def slopes(self, block: Block) -> Block:
+        """Describe every client's loss where it stands, on at most 256 of its samples.
+
+        Returns:
+            loss (C,), gradient (C, P), and smoothness (C,): ‖∇L(θ − η g) − ∇L(θ)‖ / ‖η g‖, which
+            is γ_i along the own gradient g. Zeros for clients without data.
+        """
+        payload = blocks.tensors(blocks.owned(block), self.device)
+        rows = [part[:SLOPE_SAMPLES] for part in self.data.rows]
+        here = [c for c, part in enumerate(rows) if len(part)]
+        index = torch.from_numpy(np.concatenate([rows[c] for c in here]))
+        inputs = self.data.inputs[index].to(self.device)
+        labels = self.data.labels[index].to(self.device)
+        counts = [len(rows[c]) for c in here]
+        at = {name: value[here] for name, value in payload.items()}
+        grads, losses = self.learner.gradients(at, inputs, labels, counts)
+        eta = self.config.local.lr
+        moved = {name: value - eta * grads[name] for name, value in at.items()}
+        there, _ = self.learner.gradients(moved, inputs, labels, counts)
+        flat, other = (torch.cat([v.flatten(1) for v in g.values()], 1) for g in (grads, there))
+        bent = (other - flat).norm(dim=1) / (eta * flat.norm(dim=1)).clamp(min=1e-30)
+        count = len(self.clients)
+        found: Block = {
+            "loss": np.zeros(count),
+            "gradient": np.zeros((count, flat.shape[1]), dtype=np.float32),
+            "smoothness": np.zeros(count),
+        }
+        for key, value in zip(found, (losses, flat, bent), strict=True):
+            found[key][here] = value.cpu().numpy()
+        return found
+
+    def serve(self, *everyone: Block) -> Block:
         """Act as the server: return one model (leading axis 1) learnt from what all sent."""
         samples = [len(rows) for rows in schedule.parts(self.config, self.problem.dataset.train)]
         joined = blocks.join(self.config.blocks(), everyone)
-        return learn(self.config, self.learner, joined, samples, step.round)
+        return learn(self.config, self.learner, joined, samples)
 
     def adopt(self, own: Block, served: Block) -> Block:
         """Give the server's model to every client of the block."""

@@ -107,6 +107,7 @@ CATALOGUE: dict[str, tuple[Domain, ...]] = {
         _five("svhn", "SVHN, cropped digits"),
         _five("notmnist", "notMNIST, from a folder"),
     ),
+    "fashion": (Domain("fashion", 10, 6_000, 1_000, "Fashion-MNIST, the subset that is shipped"),),
     **{name: (domain,) for name, domain in _SOURCES.items()},
 }
 """Every dataset's domains with the sizes that `load` gives by default."""

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
 import networkx as nx
 import numpy as np
 
-TOPOLOGIES = ("ring", "grid", "erdos_renyi", "regular", "complete")
+TOPOLOGIES = (
+    "ring",
+    "grid",
+    "erdos_renyi",
+    "regular",
+    "complete",
+    "barabasi_albert",
+    "random_geometric",
+    "watts_strogatz",
+)
+RADIUS = 0.2
+"""Of random_geometric, in a unit square."""
+NEIGHBOURS, REWIRING = 3, 0.2
+"""Of watts_strogatz."""
 CONNECT_DRAWS = 100
 
 
@@ -28,6 +42,10 @@ def check(
         if not 0 <= probability <= 1:
             raise ValueError(f"graph.probability={probability}: allowed are values from 0 to 1")
         return
+    if name == "watts_strogatz" and n <= NEIGHBOURS:
+        raise ValueError(
+            f"data.clients={n}: graph.name=watts_strogatz needs more than {NEIGHBOURS} clients"
+        )
     if name not in ("erdos_renyi", "regular"):
         return
     if n < 2:
@@ -61,10 +79,13 @@ def build(
 
     ring: a cycle. grid: an r × n/r lattice, r the largest divisor of n up to √n. complete: every
     pair. erdos_renyi: each pair with `probability`, or with degree/(n−1). regular: uniform over
-    simple graphs in which every node has `degree` neighbours.
+    simple graphs in which every node has `degree` neighbours. barabasi_albert: a tree that grows
+    by preferential attachment, one edge per node. random_geometric: nodes in a unit square, linked
+    up to a distance of 0.2. watts_strogatz: a cycle with 3 neighbours per node (see
+    `small_world`), edges rewired with probability 0.2.
 
     Args:
-        seed: of the two random topologies; ring, grid and complete have no randomness (`permuted`
+        seed: of the random topologies; ring, grid and complete have no randomness (`permuted`
             shuffles who sits where).
         connected: redraw a random graph until it is connected, at most 100 times. Otherwise it may
             be disconnected; its mixing factor is then 1.
@@ -84,15 +105,62 @@ def build(
     for _ in range(CONNECT_DRAWS):
         if name == "regular":
             graph = _regular(n, int(degree or 0), rng)
+        elif name == "barabasi_albert":
+            graph = _graph(n, nx.barabasi_albert_graph(n, 1, seed=rng).edges if n > 1 else ())
+        elif name == "random_geometric":
+            graph = _graph(n, nx.random_geometric_graph(n, RADIUS, seed=rng).edges)
+        elif name == "watts_strogatz":
+            graph = small_world(n, NEIGHBOURS, REWIRING, seed=rng)
         else:
             p = (degree or 0) / (n - 1) if probability is None else probability
             graph = _graph(n, nx.gnp_random_graph(n, p, seed=rng).edges)
         if not connected or nx.is_connected(graph):
             return graph
     raise ValueError(
-        f"graph.connected=True: none of {CONNECT_DRAWS} draws of {name} on {n} clients was "
-        f"connected (graph.degree={degree}, graph.probability={probability}); allowed are denser"
+        f"graph.connect=resample: none of {CONNECT_DRAWS} draws of {name} on {n} clients was "
+        f"connected (graph.degree={degree}, graph.probability={probability}); allowed are denser "
+        "graphs, or graph.connect=bridge"
     )
+
+
+def small_world(
+    n: int, neighbours: int, rewiring: float, *, seed: int | np.random.Generator
+) -> nx.Graph:
+    """Draw a Watts–Strogatz graph with any number of neighbours k.
+
+    Every node is linked to the ⌊k/2⌋ next ones on a cycle; an odd k adds the links from even
+    nodes i to i + ⌊k/2⌋ + 1, half as many again (networkx takes k − 1 without a word). Then every
+    link u–v is replaced with probability `rewiring` by u–w, w uniform over the nodes that u has no
+    link to.
+    """
+    rng = np.random.default_rng(seed)
+    near = [(i, (i + step) % n) for step in range(1, neighbours // 2 + 1) for i in range(n)]
+    if neighbours % 2:
+        step = neighbours // 2 + 1
+        near += [(i, (i + step) % n) for i in range(0, n - n % 2, 2)]
+    graph = _graph(n, near)
+    for u, v in list(graph.edges):
+        if rng.random() >= rewiring:
+            continue
+        free = [w for w in range(n) if w != u and not graph.has_edge(u, w)]
+        if free:
+            graph.remove_edge(u, v)
+            graph.add_edge(u, int(rng.choice(free)))
+    return _graph(n, graph.edges)
+
+
+def bridged(graph: nx.Graph, *, seed: int | np.random.Generator) -> nx.Graph:
+    """Join the parts of a graph by the fewest edges: parts in random order, each to the one before.
+
+    A connected graph is returned as it is.
+    """
+    parts = sorted(sorted(part) for part in nx.connected_components(graph))
+    if len(parts) < 2:
+        return graph
+    rng = np.random.default_rng(seed)
+    order = [parts[i] for i in rng.permutation(len(parts))]
+    joins = [(int(rng.choice(one)), int(rng.choice(other))) for one, other in pairwise(order)]
+    return _graph(len(graph), [*graph.edges, *joins])
 
 
 def permuted(graph: nx.Graph, seed: int | np.random.Generator) -> nx.Graph:

@@ -1,0 +1,74 @@
+"""SSD-FL's clusters for a run: the network, the devices' data, optimizers and first gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedscale import schedule, seeds
+from fedscale.blocks import Block
+from fedscale.config import RunConfig
+from fedscale.data.catalogue import Split
+from fedscale.graphs import heterogeneity
+from fedscale.graphs.clusters import Clusters, form_clusters
+
+
+def form(
+    config: RunConfig, split: Split, parts: Sequence[np.ndarray], slopes: Block | None
+) -> Clusters:
+    """Form the clusters of a run.
+
+    Args:
+        config: the run; regime.bound and regime.gamma replace the estimates where they are not 0.
+        split: training images.
+        parts: rows of every client.
+        slopes: loss (M,), gradient (M, P) and smoothness (M,) at the common initial point; None:
+            regime.bound and regime.gamma are given, and the rule needs no gradients.
+
+    Raises:
+        ValueError: as `form_clusters`.
+    """
+    r = config.regime
+    bound, gamma = r.bound, np.full(len(parts), r.gamma)
+    if slopes is not None:
+        bound = bound or float(np.linalg.norm(slopes["gradient"], axis=1).max())
+        gamma = gamma if r.gamma else slopes["smoothness"]
+    given = {"accept": r.accept, "split": r.split, "order": r.order}
+    return form_clusters(
+        schedule.network(config),
+        labels=[split.labels[rows] for rows in parts],
+        samples=_samples(config, split, parts),
+        optimizers=schedule.kinds(config, range(len(parts))),
+        eta=config.local.lr,
+        tau_a=r.tau_a,
+        tau_r=r.tau_r,
+        B=bound or 1.0,
+        gamma=gamma.tolist(),
+        tolerance=r.tolerance,
+        loss=np.log(10) if slopes is None else slopes["loss"].tolist(),
+        gradients=None if slopes is None else slopes["gradient"],
+        lazy=r.lazy,
+        rule=r.rule,
+        threshold=r.threshold,
+        threshold_size=r.threshold_size,
+        **{key: value for key, value in given.items() if value != "by_rule"},
+    )
+
+
+def _samples(
+    config: RunConfig, split: Split, parts: Sequence[np.ndarray]
+) -> list[np.ndarray] | None:
+    """Draw D̂ images of every device, as rows of pixels in 0 … 1.
+
+    None where domains differ in size, or a device has no data: distances need equal features.
+    """
+    if len({images.shape[1:] for images in split.images}) > 1 or not all(map(len, parts)):
+        return None
+    found = []
+    for client, rows in enumerate(parts):
+        rng = seeds.stream(config.seed, "clusters", 0, client + 1)
+        picked = rng.choice(rows, heterogeneity.SAMPLE, replace=len(rows) < heterogeneity.SAMPLE)
+        images = np.concatenate([images for _, images in split.groups(np.sort(picked))])
+        found.append(images.reshape(len(images), -1) / 255)
+    return found

@@ -1,0 +1,1 @@
+"""What servers compute from clients' statistics or networks: pure functions, no communication."""
