@@ -79,7 +79,7 @@ def test_connected_redraws_or_says_that_it_cannot():
     assert not all(nx.is_connected(graph) for graph in alone)
     for seed in range(30):
         assert nx.is_connected(topology.build("regular", 12, seed=seed, degree=2, connected=True))
-    with pytest.raises(ValueError, match=r"graph\.connected=True: none of 100 draws"):
+    with pytest.raises(ValueError, match=r"graph\.connect=resample: none of 100 draws"):
         topology.build("erdos_renyi", 30, seed=0, probability=0.01, connected=True)
 
 

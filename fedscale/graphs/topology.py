@@ -128,16 +128,16 @@ def small_world(
 ) -> nx.Graph:
     """Draw a Watts–Strogatz graph with any number of neighbours k.
 
-    Every node is linked to the ⌊k/2⌋ next ones on a cycle; an odd k adds the links from even
-    nodes i to i + ⌊k/2⌋ + 1, half as many again (networkx takes k − 1 without a word). Then every
-    link u–v is replaced with probability `rewiring` by u–w, w uniform over the nodes that u has no
+    Every node is linked to the ⌊k/2⌋ next ones on a cycle; an odd k adds a matching of nodes at
+    distance s = ⌊k/2⌋ + 1 (i to i + s in blocks of 2s nodes; a rest of less than 2s nodes stays
+    unmatched), where networkx takes k − 1 without a word. Then every link u–v is replaced with probability `rewiring` by u–w, w uniform over the nodes that u has no
     link to.
     """
     rng = np.random.default_rng(seed)
     near = [(i, (i + step) % n) for step in range(1, neighbours // 2 + 1) for i in range(n)]
     if neighbours % 2:
         step = neighbours // 2 + 1
-        near += [(i, (i + step) % n) for i in range(0, n - n % 2, 2)]
+        near += [(i, i + step) for i in range(n - n % (2 * step)) if i // step % 2 == 0]
     graph = _graph(n, near)
     for u, v in list(graph.edges):
         if rng.random() >= rewiring:

@@ -178,7 +178,7 @@ class Cnn:
             if layer == 1 and clients == 1:
                 # One group of few channels takes another, slower kernel: computed as two equal.
                 x = _conv(x.repeat(1, 2, 1, 1), weight.repeat(2, 1, 1, 1), bias.repeat(2), 2)
-                x = x[:, : len(weight)]
+                x = _FirstHalf.apply(x)
             else:
                 x = _conv(x, weight, bias, clients)
             # Pooling first is the same and leaves ReLU a quarter of the work.
@@ -241,7 +241,7 @@ class Cnn:
         clients = len(payload["head.bias"])
         chunk = chunk or max(1, self._chunk() // TOGETHER)
         correct = torch.zeros(clients, dtype=torch.int64, device=self.device)
-        loss = torch.zeros(clients, dtype=self.dtype, device=self.device)
+        loss = torch.zeros(clients, dtype=torch.float64)
         for x, y in zip(inputs.split(chunk), labels.split(chunk), strict=True):
             x, y = x.to(self.device), y.to(self.device)
             for first in range(0, clients, TOGETHER):
@@ -250,12 +250,22 @@ class Cnn:
                 correct[mine] += (logits.argmax(2) == y).sum(1)
                 targets = y.expand(logits.shape[:2])
                 each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-                loss[mine] += each.sum(1)
-        return correct.cpu(), loss.cpu() / len(inputs)
+                loss[mine] += each.cpu().double().sum(1)
+        return correct.cpu(), (loss / len(inputs)).to(self.dtype)
 
     def _chunk(self) -> int:
         values = CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"])
         return max(1, values // (self.widths[0] * self.image_size**2))
+
+
+class _FirstHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x[:, : x.shape[1] // 2].contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        return torch.cat([g, torch.zeros_like(g)], 1)
 
 
 def _conv(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:

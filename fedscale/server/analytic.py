@@ -1,18 +1,27 @@
 """Ridge regression in closed form: FedOPAL's head, and AFL's law that joins clients' heads.
 
-FedOPAL: arXiv 2607.08368. AFL: He et al. 2025, Analytic Federated Learning, arXiv:2405.16240.
+FedOPAL: arXiv 2607.08368. AFL: He et al. 2025, "AFL: a single-round analytic approach for
+federated learning with pre-trained models". Everything is float64.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from scipy.linalg.lapack import dpocon
 from torch import Tensor
 
+from fedscale.local.statistics import packed_size
+
 log = logging.getLogger(__name__)
+
+EPS = torch.finfo(torch.float64).eps
+FLOAT32, FLOAT64 = 4, 8
+"""Bytes of a number: clients send prompts in float32, statistics in float64."""
 
 
 class SingularSystem(ValueError):
@@ -20,10 +29,11 @@ class SingularSystem(ValueError):
 
 
 def ridge_solve(R: Tensor, C: Tensor, lam: float) -> Tensor:
-    """Return W = (R + λI)⁻¹ C, (d, K) float64: the ridge regression without intercept.
+    """Return W = (R + λI)⁻¹ C, (d, K) float64: equation (9) of FedOPAL.
 
-    Cholesky; where rounding makes R + λI indefinite, a symmetric eigen-solve whose condition
-    number is logged.
+    This is ridge regression without an intercept on one-hot labels. A class that no client has
+    gives a column of zeros. Where λ is too small to make R + λI invertible in float64, W is the
+    limit for λ → 0, the least-squares head of smallest norm, and the condition is logged.
 
     Args:
         R: (d, d), Σ h hᵀ.
@@ -31,106 +41,183 @@ def ridge_solve(R: Tensor, C: Tensor, lam: float) -> Tensor:
         lam: λ, at least 0.
 
     Raises:
-        SingularSystem: R + λI has no inverse in float64.
-        ValueError: shapes that do not fit, values that are not finite, a negative λ.
+        SingularSystem: λ = 0 and R has no inverse in float64.
+        ValueError: shapes that do not fit; values that are not finite; a negative λ; an R that is
+            no sum of h hᵀ (not symmetric, a negative eigenvalue); a head that overflows.
     """
     R, C = R.double(), C.double()
-    d = len(R)
-    if R.shape != (d, d) or C.ndim != 2 or len(C) != d:
+    if R.ndim != 2 or R.shape[0] != R.shape[1] or C.ndim != 2 or len(C) != len(R) or not C.numel():
         raise ValueError(
             f"R {tuple(R.shape)} and C {tuple(C.shape)}: allowed are (d, d) and (d, K)"
         )
-    if not lam >= 0:
-        raise ValueError(f"head.lam={lam}: allowed: 0 or more")
-    if not (R.isfinite().all() and C.isfinite().all()):
-        raise ValueError("the statistics R, C are not finite")
-    system = R + lam * torch.eye(d, dtype=R.dtype, device=R.device)
-    return solve(system, C, f"head.lam={lam:g}", log_as="R + λI")
+    if not 0 <= lam < math.inf:
+        raise ValueError(f"head.lam={lam}: allowed are finite numbers from 0")
+    system = R + lam * _eye(R)
+    return solve(system, C, system.diagonal(), lam=lam, name="R + λI")
 
 
-def solve(system: Tensor, right: Tensor, key: str, *, log_as: str) -> Tensor:
-    """Solve a symmetric positive definite system (d, d) for (d, K), all float64.
+def solve(system: Tensor, right: Tensor, size: Tensor, *, lam: float, name: str) -> Tensor:
+    """Solve a symmetric positive semi-definite system (d, d) for right-hand sides (d, K).
+
+    Rows and columns are first divided by √size, so that neither the features' units nor digits
+    lost in forming the system pass for information. Cholesky solves it if its condition (LAPACK's
+    estimate) can be resolved in float64; else an eigen-solve over the eigenvalues that can.
+
+    Args:
+        system: λI included, finite.
+        right: finite.
+        size: (d,), the diagonal before digits cancelled: entry (i, j) of the system is right to
+            about eps·√(size_i size_j).
+        lam: λ. Above 0, unresolved directions get the limit λ → 0: no part in the solution.
+        name: of the system, for messages.
 
     Raises:
-        SingularSystem: it has no inverse; `key` is what the user set.
+        SingularSystem: λ = 0 and not all eigenvalues can be resolved.
+        ValueError: values that are not finite, a system that is not semi-definite.
     """
-    values = torch.linalg.eigvalsh(system)
-    largest = float(values[-1])
-    smallest_kept = len(system) * torch.finfo(system.dtype).eps * max(largest, 0.0)
-    rank = int((values > smallest_kept).sum())
-    if rank < len(system) or largest <= 0:
+    if not (system.isfinite().all() and right.isfinite().all()):
+        raise ValueError(f"{name}: allowed are finite statistics, found NaN or infinite ones")
+    if (size < 0).any():
+        raise ValueError(f"{name}: allowed are sums of h hᵀ, found a negative diagonal")
+    scale = size.where(size > 0, 1).rsqrt()
+    scaled = scale[:, None] * system * scale
+    if not torch.allclose(scaled, scaled.T, rtol=0, atol=1e-8):
+        raise ValueError(f"{name}: allowed are symmetric matrices")
+    d = len(system)
+    factor, failed = torch.linalg.cholesky_ex(scaled)
+    if not int(failed) and _reciprocal_condition(scaled, factor) > 10 * d * EPS:
+        return _finite(scale[:, None] * torch.cholesky_solve(scale[:, None] * right, factor), name)
+
+    values, vectors = torch.linalg.eigh(scaled)
+    largest = max(float(values[-1]), 1.0)
+    if float(values[0]) < -1e-5 * largest:
+        raise ValueError(f"{name}: allowed are sums of h hᵀ, found a negative eigenvalue")
+    kept = values > 10 * d * EPS * largest
+    rank = int(kept.sum())
+    if rank < d and lam == 0:
         raise SingularSystem(
-            f"{key}: {log_as} has rank {rank} of {len(system)} (too few samples, or features that "
-            "depend on each other); use a larger head.lam, for example 1e-3"
+            f"head.lam=0: {name} has rank {rank} of {d} (fewer samples than features, or features "
+            "that depend on each other); allowed: head.lam > 0, for example 1e-3"
         )
-    factor, failed = torch.linalg.cholesky_ex(system)
-    if not int(failed):
-        return torch.cholesky_solve(right, factor)
-    log.warning("%s is not positive definite: condition %.3g", log_as, largest / float(values[0]))
-    values, vectors = torch.linalg.eigh(system)
-    return vectors @ ((vectors.T @ right) / values[:, None])
+    log.warning(
+        "%s, head.lam=%g: condition %.3g in float64; solved in %d of %d directions",
+        name, lam, largest / max(abs(float(values[0])), 1e-300), rank, d,
+    )  # fmt: skip
+    inner = (vectors[:, kept].T @ (scale[:, None] * right)) / values[kept, None]
+    solution = scale[:, None] * (vectors[:, kept] @ inner)
+    hidden, _ = torch.linalg.qr(scale[:, None] * vectors[:, ~kept])
+    return _finite(solution - hidden @ (hidden.T @ solution), name)
 
 
-class Local(NamedTuple):
-    """One client's AFL message: its ridge head W (d, K) and C = XᵀX + rg·I (d, d)."""
+class Message(NamedTuple):
+    """What an AFL client sends: its head W_k (d, K), and C_k = R_k + rg·I (d, d)."""
 
     weight: Tensor
     gram: Tensor
 
 
-def afl_local(R: Tensor, C: Tensor, rg: float) -> Local:
-    """Return a client's message from its statistics; rg > 0 makes its own system solvable."""
-    return Local(ridge_solve(R, C, rg), R.double() + rg * torch.eye(len(R), dtype=torch.float64))
-
-
-def afl_join(u: Local, v: Local) -> Local:
-    """Join two messages by the absolute aggregation law: the ridge head on both data sets.
-
-    W = [I − R_u C_v + R_u C_v (C_u + C_v)⁻¹ C_v] W_u + [u ↔ v], R = C⁻¹.
-    """
-    both = u.gram + v.gram
-    eye = torch.eye(len(both), dtype=both.dtype)
-
-    def part(own: Local, other: Local) -> Tensor:
-        carried = torch.linalg.solve(own.gram, other.gram)
-        return (eye - carried + carried @ torch.linalg.solve(both, other.gram)) @ own.weight
-
-    return Local(part(u, v) + part(v, u), both)
-
-
-def afl_aggregate(messages: Iterable[Local], rg: float, *, remove: bool = True) -> Tensor:
-    """Join messages client by client; return the head (d, K).
+def afl_message(R: Tensor, C: Tensor, rg: float) -> Message:
+    """Return a client's message from its statistics.
 
     Args:
-        messages: of K clients, in any order (the result depends on it by rounding only).
-        rg: the rg of `afl_local`.
-        remove: undo the K·rg that the joined system carries (AFL's RI removal), so that the head
-            is the one of plain least squares: W ← W + K·rg·(C − K·rg·I)⁻¹ W.
+        R: (d, d), Σ h hᵀ.
+        C: (d, K), Σ h yᵀ.
+        rg: γ of AFL; above 0 it makes the client's own system solvable.
 
     Raises:
-        SingularSystem: without rg the joint system has no inverse.
-        ValueError: no message.
+        SingularSystem, ValueError: as `ridge_solve` with λ = rg.
     """
-    joined, count = None, 0
-    for message in messages:
+    return Message(ridge_solve(R, C, rg), R.double() + rg * _eye(R))
+
+
+def afl_join(u: Message, v: Message) -> Message:
+    """Join two messages by the absolute aggregation law: the head on both clients' samples.
+
+    W = [I − R_u C_v + R_u C_v (C_u + C_v)⁻¹ C_v] W_u + [u ↔ v] with R = C⁻¹, and C = C_u + C_v.
+    It equals (C_u + C_v)⁻¹ (C_u W_u + C_v W_v), but cancels about as many digits as the
+    condition of C_u and C_v has.
+
+    Raises:
+        SingularSystem: C_u or C_v has no inverse in float64.
+        ValueError: shapes that differ.
+    """
+    if u.weight.shape != v.weight.shape or u.gram.shape != v.gram.shape:
+        raise ValueError(
+            f"messages: W {tuple(u.weight.shape)} and {tuple(v.weight.shape)}, C "
+            f"{tuple(u.gram.shape)} and {tuple(v.gram.shape)}: allowed are equal shapes"
+        )
+    both = u.gram + v.gram
+
+    def part(own: Message, other: Message) -> Tensor:
+        shared = _invert(both, other.gram @ own.weight)
+        return own.weight - _invert(own.gram, other.gram @ (own.weight - shared))
+
+    return Message(part(u, v) + part(v, u), both)
+
+
+def afl_aggregate(
+    messages: Iterable[tuple[Tensor, Tensor]], rg: float, lam: float | None = 0.0
+) -> Tensor:
+    """Join the clients' (W_k, C_k) one by one; return the head (d, K).
+
+    The joined system carries K·rg for K clients. AFL's RI removal takes it out; here down to λ:
+    W ← W + e (C − e·I)⁻¹ W with e = K·rg − λ, which is the head of `ridge_solve` on the sums.
+
+    Args:
+        messages: of `afl_message`, in any order, which changes the result by rounding only.
+        rg: what they were made with.
+        lam: λ that stays in: 0 as AFL does, None for all of K·rg.
+
+    Raises:
+        SingularSystem: λ = 0 and the sum over clients of R_k has no inverse.
+        ValueError: no messages, shapes that differ, a negative rg or λ.
+    """
+    for key, value in (("rg", rg), ("head.lam", lam)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{key}={value}: allowed are finite numbers from 0")
+    joined: Message | None = None
+    count = 0
+    for weight, gram in messages:
+        message = Message(weight.double(), gram.double())
         joined = message if joined is None else afl_join(joined, message)
         count += 1
     if joined is None:
-        raise ValueError("messages: need at least one client")
-    if not remove:
+        raise ValueError("messages: allowed are those of one client or more, found none")
+    if lam is None:
         return joined.weight
-    plain = joined.gram - count * rg * torch.eye(len(joined.gram), dtype=torch.float64)
-    moved = solve(plain, joined.weight, "head.lam=0", log_as="Σ XᵀX")
-    return joined.weight + count * rg * moved
+    excess = count * rg - lam
+    rest = joined.gram - excess * _eye(joined.gram)
+    size = torch.maximum(joined.gram.diagonal(), rest.diagonal())
+    return joined.weight + excess * solve(
+        rest, joined.weight, size, lam=lam, name="the joined system without K·rg"
+    )
 
 
-def message_numbers(width: int, num_classes: int) -> int:
-    """Numbers in a client's message: packed R, and C."""
-    return width * (width + 1) // 2 + width * num_classes
+def message_bytes(width: int, num_classes: int, prompts: int = 0) -> int:
+    """Bytes that a client sends once: packed R or C_k, C or W_k, and FedOPAL's prompts.
+
+    8·(d(d+1)/2 + dK) + 4·nd; AFL has no prompts, and its message is of the same size.
+    """
+    statistics = packed_size(width) + width * num_classes
+    return FLOAT64 * statistics + FLOAT32 * prompts * width
 
 
-def joint_solution(messages: Sequence[tuple[Tensor, Tensor]], lam: float) -> Tensor:
-    """Return the head of all clients' statistics (R, C) together."""
-    R = torch.stack([R.double() for R, _ in messages]).sum(0)
-    C = torch.stack([C.double() for _, C in messages]).sum(0)
-    return ridge_solve(R, C, lam)
+def _invert(gram: Tensor, right: Tensor) -> Tensor:
+    return solve(gram, right, gram.diagonal(), lam=0.0, name="a client's C_k (rg > 0 is allowed)")
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(len(like), dtype=torch.float64, device=like.device)
+
+
+def _reciprocal_condition(matrix: Tensor, factor: Tensor) -> float:
+    """Estimate 1/(‖A‖₁ ‖A⁻¹‖₁) from the lower Cholesky factor."""
+    norm = float(torch.linalg.matrix_norm(matrix, 1))
+    estimate, _ = dpocon(factor.cpu().numpy().T, norm, uplo="U")
+    return float(estimate)
+
+
+def _finite(solution: Tensor, name: str) -> Tensor:
+    if not solution.isfinite().all():
+        raise ValueError(f"{name}: its solution overflows float64; scale features or head.lam")
+    return solution
