@@ -30,8 +30,10 @@ LOG_SPAN = 30.0
 _LABELS = {
     "merge.epsilon": "entropy weight ε of the OT merge",
     "merge.lam": "regularization weight λ of the OT merge",
+    "prompts.count": "prompts per client",
+    "graph.name": "communication graph",
 }
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _GREYS = ("#555555", "#999999", "#bbbbbb")
 _PANELS = (
     ("accuracy", "accuracy_mean", 100.0, "accuracy on the test set (%)"),
@@ -40,41 +42,55 @@ _PANELS = (
 
 
 def epsilon_curve(
-    rounds: pd.DataFrame, key: str = "merge.epsilon", *, runs: pd.DataFrame | None = None
+    rounds: pd.DataFrame,
+    key: str = "merge.epsilon",
+    *,
+    runs: pd.DataFrame | None = None,
+    order: Sequence[Any] = (),
 ) -> Figure:
     """Draw accuracy and consensus error against ε: `sweep_curve` for the merge's entropy weight."""
-    return sweep_curve(rounds, key, runs=runs)
+    return sweep_curve(rounds, key, runs=runs, order=order)
 
 
-def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = None) -> Figure:
+def sweep_curve(
+    rounds: pd.DataFrame,
+    key: str,
+    *,
+    runs: pd.DataFrame | None = None,
+    order: Sequence[Any] = (),
+) -> Figure:
     """Draw accuracy and consensus error at the last measured round against a swept key.
 
     Lines are means over seeds with the standard deviation as error bars, faint dots the seeds;
     references are horizontal lines with a band of one standard deviation. Runs that differ in
-    another key too get one line per value of it.
+    another key too get one line per value of it. Values that are names are not joined by lines.
 
     Args:
         rounds: `fedscale.load(folder)`.
         key: the configuration key on the horizontal axis, numbers or names.
         runs: `fedscale.load(folder, "runs")`, for a complete count of runs not completed.
+        order: values of the key from left to right, where they are names; () = sorted.
 
     Raises:
         ValueError: an unknown key, or no completed run.
     """
-    table = sweep_table(rounds, key, runs=runs)
+    table = sweep_table(rounds, key, runs=runs, order=order)
     finals = final_rounds(rounds)
     if finals.empty:
         raise ValueError("no completed run in the records: nothing to draw")
     others = [name for name in varying_keys(rounds if runs is None else runs) if name != key]
     place = _places(table[key].dropna())
-    figure, panels = _figure(describe(finals))
+    named = any(value != where for value, where in place.items())
+    figure, panels = canvas(describe(finals))
     beside = ScaledTranslation(7 / 72, 0, figure.dpi_scale_trans)
     for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
         lines = table.groupby(["reference", "name", *others], dropna=False)
-        colors = {False: iter(cycle(_COLORS)), True: iter(cycle(_GREYS))}
+        colors = {False: iter(cycle(COLORS)), True: iter(cycle(_GREYS))}
+        apart = iter(np.linspace(-0.3, 0.3, len(lines)) if named and len(lines) > 1 else [0.0] * 99)
         for (reference, *group), part in lines:
             if not part["runs"].any():
                 continue
+            aside = next(apart)
             color = next(colors[bool(reference)])
             name = _name(group, ["name", *others], part["runs"].tolist())
             mean, std = unit * part[column], unit * part[f"{column}_std"].fillna(0.0)
@@ -83,14 +99,15 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
                 axes.axhline(mean.iloc[0], color=color, linestyle="--", label=name, zorder=1)
                 axes.axhspan(low, high, color=color, alpha=0.15, linewidth=0, zorder=0)
                 continue
-            style: dict[str, Any] = {"color": color, "linestyle": "--" if reference else "-"}
-            x = [place[value] for value in part[key]]
+            joined = "" if named else "--" if reference else "-"
+            style: dict[str, Any] = {"color": color, "linestyle": joined}
+            x = [place[value] + aside for value in part[key]]
             axes.errorbar(x, mean, yerr=std, marker="o", capsize=3, label=name, zorder=3, **style)
             if part["runs"].max() == 1:
                 continue
             seeds = _of(finals, bool(reference), ["name", *others], group)
             axes.plot(
-                [place[value] for value in seeds[key]],
+                [place[value] + aside for value in seeds[key]],
                 unit * seeds[measure],
                 color=color,
                 linestyle="",
@@ -108,7 +125,7 @@ def sweep_curve(rounds: pd.DataFrame, key: str, *, runs: pd.DataFrame | None = N
         elif column == "consensus_error":
             axes.set_ylim(bottom=0)
     legend = "mean ± standard deviation; faint dots: single runs" if table["runs"].max() > 1 else ""
-    return _finish(figure, panels[0], legend, _not_completed(table, [key, *others]))
+    return finish(figure, panels[0], legend, _not_completed(table, [key, *others]))
 
 
 def rounds_curve(
@@ -137,7 +154,7 @@ def rounds_curve(
     swept = int((~table["reference"]).sum())
     named = not keys or table["name"].iloc[:swept].nunique() > 1
     shades = colormaps["viridis"](np.linspace(0.0, 0.9, max(swept, 2)))
-    figure, panels = _figure(describe(done))
+    figure, panels = canvas(describe(done))
     for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
         for index, row in enumerate(table.to_dict("records")):
             reference = bool(row["reference"])
@@ -161,7 +178,7 @@ def rounds_curve(
         axes.set_ylabel(label)
         if column == "consensus_error" and _wide(unit * done[measure]):
             axes.set_yscale("log")
-    return _finish(figure, panels[0], "", _not_completed(table, keys))
+    return finish(figure, panels[0], "", _not_completed(table, keys))
 
 
 def save(figure: Figure, path_stem: store.Place) -> list[str]:
@@ -182,7 +199,8 @@ def save(figure: Figure, path_stem: store.Place) -> list[str]:
     return written
 
 
-def _figure(title: str) -> tuple[Figure, Sequence[Axes]]:
+def canvas(title: str) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with a title and two panels side by side."""
     _show_in_notebooks()
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True)
@@ -194,7 +212,8 @@ def _figure(title: str) -> tuple[Figure, Sequence[Axes]]:
     return figure, panels
 
 
-def _finish(figure: Figure, axes: Axes, title: str, note: str) -> Figure:
+def finish(figure: Figure, axes: Axes, title: str, note: str) -> Figure:
+    """Add the legend of `axes` below the panels and a note above them; return the figure."""
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, 120 // (max(len(label) for label in labels) + 8))
     figure.set_figheight(4.3 + 0.22 * (-(-len(labels) // columns) + bool(title)))
@@ -238,6 +257,10 @@ def _scale(axes: Axes, places: list[tuple[Any, float]]) -> None:
         return
     if any(value != place for value, place in places):
         axes.set_xticks(x, [str(value) for value, _ in places])
+        if sum(len(str(value)) for value, _ in places) > 45:
+            axes.tick_params(axis="x", rotation=20)
+            for name in axes.get_xticklabels():
+                name.set_horizontalalignment("right")
         return
     positive = [value for value in x if value > 0]
     if _wide(pd.Series(positive)):
@@ -260,6 +283,8 @@ def _wide(values: pd.Series) -> bool:
 
 
 def _label(key: str) -> str:
+    if key in ("case", "method"):
+        return key
     return f"{_LABELS[key]} ({key})" if key in _LABELS else key
 
 

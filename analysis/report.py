@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from analysis import claims
 from analysis.figures import epsilon_curve, rounds_curve, save, sweep_curve
 from analysis.tables import describe, render, sweep_table, varying_keys
 from fedscale import store
@@ -24,6 +25,7 @@ def report(
     sweep: str,
     key: str | Sequence[str] = (),
     figure: Callable[..., Figure] | None = None,
+    order: Sequence[object] = (),
 ) -> list[str]:
     """Print a sweep's table; write it as CSV, and the figures as PNG and SVG.
 
@@ -32,7 +34,8 @@ def report(
         sweep: name of the sweep.
         key: the swept key, or several (the first one is the figure's horizontal axis); () = the
             keys that vary.
-        figure: draws (rounds, key, runs=runs), in place of `sweep_curve`.
+        figure: draws (rounds, key, runs=runs, order=order), in place of `sweep_curve`.
+        order: values of the first key in the order in which they are shown; () = sorted.
 
     Returns:
         Where the files are: `<results>/figures/<sweep>.png`, …
@@ -44,7 +47,7 @@ def report(
     place = store.join(results, sweep)
     rounds, runs = store.load(place), store.load(place, "runs")
     keys = ([key] if isinstance(key, str) else list(key)) or varying_keys(runs)
-    table = sweep_table(rounds, keys, runs=runs)
+    table = sweep_table(rounds, keys, runs=runs, order=order)
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     console.print(render(table, f"{sweep}: {describe(runs)}"))
     text = table.to_csv(index=False, float_format="%.6g")
@@ -52,8 +55,13 @@ def report(
     if not (runs["status"] == "completed").any():
         console.print("no run is completed yet: no figure")
         return written
+    claimed = claims.compare(rounds, sweep)
+    if len(claimed):
+        console.print(claims.render(claimed, ", ".join(sorted(set(rounds["scale"])))))
+        text = claimed.to_csv(index=False, float_format="%.6g")
+        written.append(store.write_bytes(results, f"figures/{sweep}_claims.csv", text.encode()))
     if keys:
-        drawn = (figure or sweep_curve)(rounds, keys[0], runs=runs)
+        drawn = (figure or sweep_curve)(rounds, keys[0], runs=runs, order=order)
         written += save(drawn, store.join(results, "figures", sweep))
     drawn = rounds_curve(rounds, keys, runs=runs)
     return written + save(drawn, store.join(results, "figures", f"{sweep}_rounds"))
@@ -63,6 +71,15 @@ def curve_report(key: str) -> Callable[[str, str], list[str]]:
     """Return the report (results, sweep) of a sweep over one key, for a sweep script."""
     figure = epsilon_curve if key == "merge.epsilon" else sweep_curve
     return lambda results, sweep: report(results, sweep, key, figure)
+
+
+def compare_report(
+    key: str = "method",
+    figure: Callable[..., Figure] | None = None,
+    order: Sequence[object] = (),
+) -> Callable[[str, str], list[str]]:
+    """Return the report (results, sweep) of a sweep that sets methods or cases side by side."""
+    return lambda results, sweep: report(results, sweep, key, figure, order)
 
 
 def report_all(results: store.Place, sweep: str | None = None) -> list[str]:

@@ -15,7 +15,14 @@ from rich.table import Table
 
 from fedscale.store import SCHEMAS, STATUSES
 
-LAYOUT_KEYS = ("workers", "clients_per_worker", "cpus_per_worker", "gpus_per_worker", "scale")
+LAYOUT_KEYS = (
+    "workers",
+    "clients_per_worker",
+    "cpus_per_worker",
+    "gpus_per_worker",
+    "scale",
+    "case",
+)
 """Configuration keys that do not change what a run computes."""
 
 COLUMNS = (
@@ -32,15 +39,21 @@ COLUMNS = (
 
 
 def varying_keys(records: pd.DataFrame) -> list[str]:
-    """Return the configuration keys that differ between runs of one label; not seed or layout.
+    """Return the keys that differ between runs of one label, method and case; not seed or layout.
 
     Args:
         records: any table that `fedscale.load` returns.
     """
     fixed = {*LAYOUT_KEYS, *(name for schema in SCHEMAS.values() for name in schema.names)}
     keys = [name for name in records.columns if name not in fixed]
-    counts = records.groupby("label", dropna=False)[keys].nunique(dropna=False)
-    return [name for name in keys if (counts[name] > 1).any()]
+    within = [name for name in ("label", "method", "case") if name in records.columns]
+    counts = records.groupby(within, dropna=False)[keys].nunique(dropna=False)
+    varying = [name for name in keys if (counts[name] > 1).any()]
+    return [*(["case"] if _named_cases(records) else []), *varying]
+
+
+def _named_cases(records: pd.DataFrame) -> bool:
+    return "case" in records.columns and bool((records["case"].fillna("") != "").any())
 
 
 def final_rounds(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -67,6 +80,7 @@ def sweep_table(
     key: str | Sequence[str] = "merge.epsilon",
     *,
     runs: pd.DataFrame | None = None,
+    order: Sequence[Any] = (),
 ) -> pd.DataFrame:
     """Set the swept values beside each other: one row per value, then one per reference.
 
@@ -78,6 +92,7 @@ def sweep_table(
         key: the swept configuration key, or several (a grid).
         runs: `fedscale.load(folder, "runs")`; with it, runs that ended before their first record
             are counted too.
+        order: values of the first key in the order of the rows; () = sorted.
 
     Returns:
         Columns: name (the method or the reference's label), reference (bool), the keys (null for
@@ -112,7 +127,14 @@ def sweep_table(
     table["accuracy_std"] = spread["accuracy"]
     table["consensus_error_std"] = spread["consensus_error"]
     table = table.join(grouped[list(STATUSES)].sum()).rename(columns={"completed": "runs"})
-    table = table.reset_index().sort_values(["reference", "name", *keys], kind="stable")
+    place = {value: index for index, value in enumerate(order)}
+
+    def rank(column: pd.Series) -> pd.Series:
+        first = bool(keys) and column.name == keys[0] and bool(place)
+        return column.map(lambda value: place.get(value, len(place))) if first else column
+
+    table = table.reset_index()
+    table = table.sort_values(["reference", "name", *keys], kind="stable", key=rank)
     return table[["name", "reference", *keys, *COLUMNS]].reset_index(drop=True)
 
 

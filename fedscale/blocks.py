@@ -38,6 +38,14 @@ def sent(config: RunConfig, block: Mapping[str, np.ndarray]) -> list[str]:
     return [key for key in block if not key.startswith(home)]
 
 
+def message_bytes(block: Mapping[str, np.ndarray], keys: Iterable[str]) -> float:
+    """Return the bytes of these entries per client; of prompts only those that are held."""
+    sizes = {key: block[key].nbytes / len(block[key]) for key in keys}
+    if "prompts" in sizes and "prompts.count" in block:
+        sizes["prompts"] *= float(block["prompts.count"].mean()) / block["prompts"].shape[1]
+    return sum(sizes.values())
+
+
 def tensors(block: Mapping[str, np.ndarray], device: str) -> Payload:
     """Copy a block onto a device (what comes from the object store is read-only)."""
     return {key: torch.tensor(value, device=device) for key, value in block.items()}

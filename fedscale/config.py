@@ -46,6 +46,8 @@ class RunConfig(Part):
 
     method: str = "dfrost"
     scale: Literal["offline", "paper"] = "paper"
+    case: str = ""
+    """Name of the sweep's case that this run belongs to; a label, like `scale`."""
     seed: Annotated[int, Field(ge=0, le=2**62)] = 0
     rounds: Annotated[int, Field(ge=1, le=99_999)] = 40
     eval_every: Annotated[int, Field(ge=1, le=99_999)] = 1
@@ -152,8 +154,8 @@ class RunConfig(Part):
 
     @property
     def run_id(self) -> str:
-        """Name of the run: method, seed and a hash of all keys but the layout and the label."""
-        content = {k: v for k, v in self.flat().items() if k not in (*LAYOUT_KEYS, "scale")}
+        """Name of the run: method, seed and a hash of all keys but the layout and the labels."""
+        content = {k: v for k, v in self.flat().items() if k not in (*LAYOUT_KEYS, "scale", "case")}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return f"{self.method}-s{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 

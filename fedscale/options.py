@@ -36,7 +36,11 @@ class Seeds(click.ParamType):
 
 
 def sweep_options(
-    name: str, about: str, keys: Sequence[str], run: Callable[..., int]
+    name: str,
+    about: str,
+    keys: Sequence[str],
+    seeds: Sequence[int],
+    run: Callable[..., int],
 ) -> click.Command:
     """Return the command of a sweep script."""
 
@@ -68,7 +72,7 @@ def sweep_options(
     )
     @click.option(
         "--seeds",
-        default="0,1,2",
+        default=",".join(str(seed) for seed in seeds),
         type=Seeds(),
         show_default=True,
         help="Every point is run once per seed.",

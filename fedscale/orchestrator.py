@@ -36,6 +36,7 @@ MEASURED = (
     "consensus_error",
     "disagreement",
     "prompt_norm",
+    "prompts_mean",
     "measure_seconds",
 )
 """Columns of `rounds` that only measured rounds have."""
@@ -202,8 +203,8 @@ class RoundOrchestrator:
             "cycle": step.cycle,
             "loss": float(np.nanmean(loss)) if np.isfinite(loss).any() else None,
             "rho": mixing.mixing_factor(step.weights),
-            "bytes_sent": links * mixed[0]["bytes"],
-            "bytes_prompts": links * mixed[0]["bytes_prompts"],
+            "bytes_sent": round(links * mixed[0]["bytes"]),
+            "bytes_prompts": round(links * mixed[0]["bytes_prompts"]),
             "train_seconds": sum(s["seconds"] for s in trained),
             "merge_seconds": sum(s["seconds"] for s in mixed),
             "active_clients": int(step.active.sum()),
@@ -227,6 +228,7 @@ class RoundOrchestrator:
             "consensus_error": found[0]["consensus_error"],
             "disagreement": found[0]["disagreement"],
             "prompt_norm": found[0]["prompt_norm"],
+            "prompts_mean": float(prompts.mean()),
             "measure_seconds": sum(f["seconds"] for f in found),
         }
         clients = [

@@ -38,8 +38,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration of a sweep, run once per seed."""
+    """One configuration of a sweep, run once per seed; label "" for those that are swept."""
 
+    method: str
     overrides: Mapping[str, Any]
     label: str = ""
 
@@ -67,11 +68,20 @@ class Sweep:
     """A sweep script's own part; `main()` is the rest."""
 
     name: str
-    method: str
-    space: Mapping[str, Axis]
+    methods: tuple[str, ...]
+    """Presets that are compared; a search takes the first."""
     report: Report
-    references: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """label → overrides of runs that the swept ones are set beside."""
+    space: Mapping[str, Axis] = field(default_factory=dict)
+    cases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Name → overrides that go together (`case` in the records)."""
+    paper_cases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The cases at the paper's scale, where they are others."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds that are run where the command names none."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """label → method of runs that the swept ones are set beside."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What this sweep changes from the scale's settings, at the offline scale."""
     metric: str = "accuracy_mean"
     mode: str = "max"
     penalty: float = 0.0
@@ -80,31 +90,45 @@ class Sweep:
     advice: str = ""
     """What to type next; printed at the end."""
 
-    def base(self, request: Request) -> RunConfig:
-        """Return the configuration that points change."""
-        layout = {"workers": request.workers, **request.overrides}
-        return preset(self.method, request.scale, layout)
+    def config(self, request: Request, point: Point | None = None) -> RunConfig:
+        """Return the configuration of a point, or the one that a search starts from."""
+        changes: dict[str, Any] = {"workers": request.workers}
+        if request.scale == "offline":
+            changes |= self.overrides
+        changes |= request.overrides
+        if point is None:
+            return preset(self.methods[0], request.scale, changes)
+        return preset(point.method, request.scale, {**changes, **point.overrides})
 
-    def points(self) -> list[Point]:
-        """Return the grid: every combination of the axes' values."""
-        found: list[dict[str, Any]] = [{}]
+    def cases_at(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
+        """Return the cases at a scale."""
+        return self.paper_cases if scale == "paper" and self.paper_cases else self.cases
+
+    def points(self, scale: str) -> list[Point]:
+        """Return the grid: every method in every case at every combination of the axes' values."""
+        combined: list[dict[str, Any]] = [
+            {"case": name, **overrides} for name, overrides in self.cases_at(scale).items()
+        ] or [{}]
         for key, axis in self.space.items():
-            found = [{**point, key: value} for point in found for value in axis.grid]
-        return [Point(point) for point in found]
+            combined = [{**point, key: value} for point in combined for value in axis.grid]
+        return [Point(method, point) for method in self.methods for point in combined]
 
     def reference_points(self) -> list[Point]:
         """Return the points that the swept ones are compared with."""
-        return [Point(overrides, label) for label, overrides in self.references.items()]
+        return [Point(method, {}, label) for label, method in self.references.items()]
 
     def main(self) -> None:
         """Read the command line and run the sweep; ends the process (2 = bad input)."""
-        command = sweep_options(self.name, self.about, list(self.space), self._from_flags)
+        swept = list(self.space) or ["methods and cases"]
+        command = sweep_options(self.name, self.about, swept, self.seeds, self._from_flags)
         sys.exit(run_command(command))
 
     def _from_flags(self, overrides: Sequence[str], **flags: Any) -> int:
         swept = parse_overrides(overrides)
+        cases = self.cases_at(flags["scale"])
+        taken = {*self.space, *(key for case in cases.values() for key in case), "case"}
         for key in swept:
-            if key in self.space:
+            if key in taken:
                 raise ConfigError(f"{key}={swept[key]}: this sweep sets it; leave it out")
         if "seed" in swept:
             raise ConfigError(f"seed={swept['seed']}: a sweep takes --seeds {swept['seed']}")

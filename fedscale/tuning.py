@@ -38,12 +38,14 @@ class Plan:
         Raises:
             ConfigError: a configuration that is not allowed or does not fit this machine.
         """
-        base = sweep.base(request)
+        base = sweep.config(request)
         points = sweep.reference_points()
         if request.search == "grid":
-            points += sweep.points()
+            points += sweep.points(request.scale)
+        elif not sweep.space:
+            raise ConfigError("search=optuna: this sweep has no axis to search; allowed: grid")
         grid = [
-            (base.replace({**point.overrides, "seed": seed}), point.label)
+            (sweep.config(request, point).replace({"seed": seed}), point.label)
             for point in points
             for seed in request.seeds
         ]
@@ -75,6 +77,8 @@ class Plan:
         """Print the resolved configuration, the runs and what they will ask for."""
         console.print(f"sweep {self.sweep.name} at scale {self.request.scale}")
         for key, value in self.base.flat().items():
+            if key == "method" and len(self.sweep.methods) > 1:
+                continue
             swept = self.sweep.space.get(key)
             note = ""
             if swept is not None and self.request.search == "grid":
@@ -84,9 +88,13 @@ class Plan:
             elif key == "seed":
                 value, note = ", ".join(str(s) for s in self.request.seeds), "  (each run once)"
             console.print(f"  {key} = {value}{note}", highlight=False)
-        for label, overrides in self.sweep.references.items():
+        if len(self.sweep.methods) > 1:
+            console.print(f"  methods: {', '.join(self.sweep.methods)}", highlight=False)
+        for name, overrides in self.sweep.cases_at(self.request.scale).items():
             changed = ", ".join(f"{k}={v}" for k, v in overrides.items())
-            console.print(f"  reference {label!r}: {changed}", highlight=False)
+            console.print(f"  case {name!r}: {changed}", highlight=False)
+        for label, method in self.sweep.references.items():
+            console.print(f"  reference {label!r}: {method}", highlight=False)
         share = gpu_share(self.base.gpus_per_worker)
         gpus = "1 or a share of 1 GPU where there are GPUs" if share < 0 else f"{share:g} GPU"
         workers = len(self.base.blocks()) if self.base.uses_ray else 1

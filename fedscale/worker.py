@@ -188,8 +188,8 @@ class ClientWorker:
                 or before it when step.order is "combine".
 
         Returns:
-            The merged block, and {"bytes": what one client sends to one neighbour,
-            "bytes_prompts": its prompts' part, "seconds": float}.
+            The merged block, and {"bytes": what one client sends to one neighbour, the mean over
+            the block, "bytes_prompts": its prompts' part, "seconds": float}.
 
         Raises:
             pfpt.TooManyPrompts: a client's prompts exceed prompts.limit.
@@ -219,8 +219,8 @@ class ClientWorker:
             for key in merged:
                 result[key][idle] = own[key][idle]
         return result, {
-            "bytes": metrics.payload_bytes({key: own[key] for key in sent}),
-            "bytes_prompts": metrics.payload_bytes({key: own[key] for key in sent}, "prompts"),
+            "bytes": blocks.message_bytes(own, sent),
+            "bytes_prompts": blocks.message_bytes(own, [k for k in sent if k == "prompts"]),
             "seconds": time.perf_counter() - started,
         }
 

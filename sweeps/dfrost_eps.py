@@ -6,9 +6,9 @@ from fedscale.sweep import Axis, Sweep
 SWEEP = Sweep(
     name="dfrost_eps",
     about="Sweep the entropy weight ε of D-FROST's optimal-transport merge.",
-    method="dfrost",
+    methods=("dfrost",),
     space={"merge.epsilon": Axis(grid=(0.001, 0.01, 0.1, 1.0, 10.0), low=1e-3, high=10, log=True)},
-    references={"index-wise mean": {"method": "davg_adam_pt", "merge.name": "mean"}},
+    references={"index-wise mean": "davg_adam_pt"},
     report=curve_report("merge.epsilon"),
     advice="python sweeps/dfrost_lambda.py, or python sweeps/dfrost_eps.py --search optuna",
 )

@@ -6,9 +6,9 @@ from fedscale.sweep import Axis, Sweep
 SWEEP = Sweep(
     name="dfrost_lambda",
     about="Sweep the regularization weight λ of D-FROST's optimal-transport merge.",
-    method="dfrost",
+    methods=("dfrost",),
     space={"merge.lam": Axis(grid=(1e-4, 1e-3, 1e-2, 0.1, 1.0), low=1e-4, high=1.0, log=True)},
-    references={"index-wise mean": {"method": "davg_adam_pt", "merge.name": "mean"}},
+    references={"index-wise mean": "davg_adam_pt"},
     report=curve_report("merge.lam"),
     advice="python -m analysis.report results",
 )

@@ -130,8 +130,8 @@ def small_world(
 
     Every node is linked to the ⌊k/2⌋ next ones on a cycle; an odd k adds a matching of nodes at
     distance s = ⌊k/2⌋ + 1 (i to i + s in blocks of 2s nodes; a rest of less than 2s nodes stays
-    unmatched), where networkx takes k − 1 without a word. Then every link u–v is replaced with probability `rewiring` by u–w, w uniform over the nodes that u has no
-    link to.
+    unmatched), where networkx takes k − 1 without a word. Then every link u–v is replaced with
+    probability `rewiring` by u–w, w uniform over the nodes that u has no link to.
     """
     rng = np.random.default_rng(seed)
     near = [(i, (i + step) % n) for step in range(1, neighbours // 2 + 1) for i in range(n)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedscale import seeds
 
 Payload = dict[str, Tensor]
 
-CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
+CHUNK_VALUES = {"cpu": 2**22, "cuda": 2**28}
 """Values of the first convolution's output per pass. CPU: measured, see benchmarks/cnn_cohort.py;
 CUDA: bounds the memory of a pass's activations (a few GB)."""
 
@@ -175,12 +175,12 @@ class Cnn:
         for layer, side in enumerate(self.sides, 1):
             weight = payload[f"conv{layer}.weight"].flatten(0, 1)
             bias = payload[f"conv{layer}.bias"].flatten()
-            if layer == 1 and clients == 1:
-                # One group of few channels takes another, slower kernel: computed as two equal.
-                x = _conv(x.repeat(1, 2, 1, 1), weight.repeat(2, 1, 1, 1), bias.repeat(2), 2)
-                x = _FirstHalf.apply(x)
+            if layer == 1 and clients == 1 and x.device.type == "cpu":
+                x = _LoneConv.apply(x, weight, bias)
             else:
                 x = _conv(x, weight, bias, clients)
+            # Images of one channel have no layout of their own: the slow one may come out of them.
+            x = x.contiguous(memory_format=torch.channels_last)
             # Pooling first is the same and leaves ReLU a quarter of the work.
             x = F.relu(F.max_pool2d(x, 2) if side != x.shape[2] else x)
         features = x.unflatten(1, (clients, -1)).transpose(0, 1).flatten(2)
@@ -258,19 +258,45 @@ class Cnn:
         return max(1, values // (self.widths[0] * self.image_size**2))
 
 
-class _FirstHalf(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        return x[:, : x.shape[1] // 2].contiguous(memory_format=torch.channels_last)
-
-    @staticmethod
-    def backward(ctx, g: Tensor) -> Tensor:
-        return torch.cat([g, torch.zeros_like(g)], 1)
-
-
 def _conv(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     return F.conv2d(x, weight, bias, padding=1, groups=groups)
+
+
+class _LoneConv(torch.autograd.Function):
+    """The first convolution of one client, with gradients that round as those of several.
+
+    oneDNN takes the weights' gradient of a convolution of few channels by another kernel where
+    there is one group; a client's results would then depend on whether anyone shares its pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _conv(x, weight, bias, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        width, channels = weight.shape[:2]
+        twice = [
+            torch.cat([t, t], 1).contiguous(memory_format=torch.channels_last)
+            for t in (grads[0], x)
+        ]
+        found = torch.ops.aten.convolution_backward(
+            *twice,
+            weight.repeat(2, 1, 1, 1),
+            [2 * width],
+            [1, 1],  # stride
+            [1, 1],  # padding
+            [1, 1],  # dilation
+            False,
+            [0, 0],
+            2,  # groups
+            [ctx.needs_input_grad[0], True, True],
+        )
+        of_x = found[0][:, :channels] if ctx.needs_input_grad[0] else None
+        return of_x, found[1][:width], found[2][:width]
 
 
 def _passes(counts: Sequence[int], chunk: int) -> Iterator[tuple[slice, slice, int]]:

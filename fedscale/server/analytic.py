@@ -28,7 +28,7 @@ class SingularSystem(ValueError):
     """The statistics do not determine a head; names the rank, λ and what to do."""
 
 
-def ridge_solve(R: Tensor, C: Tensor, lam: float) -> Tensor:
+def ridge_solve(R: Tensor, C: Tensor, lam: float, *, key: str = "head.lam") -> Tensor:
     """Return W = (R + λI)⁻¹ C, (d, K) float64: equation (9) of FedOPAL.
 
     This is ridge regression without an intercept on one-hot labels. A class that no client has
@@ -39,6 +39,7 @@ def ridge_solve(R: Tensor, C: Tensor, lam: float) -> Tensor:
         R: (d, d), Σ h hᵀ.
         C: (d, K), Σ h yᵀ.
         lam: λ, at least 0.
+        key: of λ in messages.
 
     Raises:
         SingularSystem: λ = 0 and R has no inverse in float64.
@@ -46,17 +47,23 @@ def ridge_solve(R: Tensor, C: Tensor, lam: float) -> Tensor:
             no sum of h hᵀ (not symmetric, a negative eigenvalue); a head that overflows.
     """
     R, C = R.double(), C.double()
-    if R.ndim != 2 or R.shape[0] != R.shape[1] or C.ndim != 2 or len(C) != len(R) or not C.numel():
-        raise ValueError(
-            f"R {tuple(R.shape)} and C {tuple(C.shape)}: allowed are (d, d) and (d, K)"
-        )
+    _check_shapes(R, C, "R", "C")
     if not 0 <= lam < math.inf:
-        raise ValueError(f"head.lam={lam}: allowed are finite numbers from 0")
+        raise ValueError(f"{key}={lam}: allowed are finite numbers from 0")
     system = R + lam * _eye(R)
-    return solve(system, C, system.diagonal(), lam=lam, name="R + λI")
+    return solve(system, C, system.diagonal(), lam=lam, name="R + λI", key=key)
 
 
-def solve(system: Tensor, right: Tensor, size: Tensor, *, lam: float, name: str) -> Tensor:
+def solve(
+    system: Tensor,
+    right: Tensor,
+    size: Tensor,
+    *,
+    lam: float,
+    name: str,
+    key: str = "head.lam",
+    samples: float = 0,
+) -> Tensor:
     """Solve a symmetric positive semi-definite system (d, d) for right-hand sides (d, K).
 
     Rows and columns are first divided by √size, so that neither the features' units nor digits
@@ -70,13 +77,15 @@ def solve(system: Tensor, right: Tensor, size: Tensor, *, lam: float, name: str)
             about eps·√(size_i size_j).
         lam: λ. Above 0, unresolved directions get the limit λ → 0: no part in the solution.
         name: of the system, for messages.
+        key: of λ in messages.
+        samples: N, where digits cancelled: errors of a sum of N terms are up to N·eps.
 
     Raises:
         SingularSystem: λ = 0 and not all eigenvalues can be resolved.
         ValueError: values that are not finite, a system that is not semi-definite.
     """
     if not (system.isfinite().all() and right.isfinite().all()):
-        raise ValueError(f"{name}: allowed are finite statistics, found NaN or infinite ones")
+        raise ValueError(f"{name}: allowed are finite values, found NaN or infinite ones")
     if (size < 0).any():
         raise ValueError(f"{name}: allowed are sums of h hᵀ, found a negative diagonal")
     scale = size.where(size > 0, 1).rsqrt()
@@ -84,24 +93,25 @@ def solve(system: Tensor, right: Tensor, size: Tensor, *, lam: float, name: str)
     if not torch.allclose(scaled, scaled.T, rtol=0, atol=1e-8):
         raise ValueError(f"{name}: allowed are symmetric matrices")
     d = len(system)
+    resolution = (10 * d + samples) * EPS
     factor, failed = torch.linalg.cholesky_ex(scaled)
-    if not int(failed) and _reciprocal_condition(scaled, factor) > 10 * d * EPS:
+    if not int(failed) and _resolved(scaled, factor, resolution):
         return _finite(scale[:, None] * torch.cholesky_solve(scale[:, None] * right, factor), name)
 
     values, vectors = torch.linalg.eigh(scaled)
     largest = max(float(values[-1]), 1.0)
     if float(values[0]) < -1e-5 * largest:
         raise ValueError(f"{name}: allowed are sums of h hᵀ, found a negative eigenvalue")
-    kept = values > 10 * d * EPS * largest
+    kept = values > resolution * largest
     rank = int(kept.sum())
     if rank < d and lam == 0:
         raise SingularSystem(
-            f"head.lam=0: {name} has rank {rank} of {d} (fewer samples than features, or features "
-            "that depend on each other); allowed: head.lam > 0, for example 1e-3"
+            f"{key}=0: {name} has rank {rank} of {d} (fewer samples than features, or features "
+            f"that depend on each other); allowed: {key} > 0, for example 1e-3"
         )
     log.warning(
-        "%s, head.lam=%g: condition %.3g in float64; solved in %d of %d directions",
-        name, lam, largest / max(abs(float(values[0])), 1e-300), rank, d,
+        "%s=%g: %s has condition %.3g in float64; solved in %d of %d directions",
+        key, lam, name, largest / max(abs(float(values[0])), 1e-300), rank, d,
     )  # fmt: skip
     inner = (vectors[:, kept].T @ (scale[:, None] * right)) / values[kept, None]
     solution = scale[:, None] * (vectors[:, kept] @ inner)
@@ -125,20 +135,22 @@ def afl_message(R: Tensor, C: Tensor, rg: float) -> Message:
         rg: γ of AFL; above 0 it makes the client's own system solvable.
 
     Raises:
-        SingularSystem, ValueError: as `ridge_solve` with λ = rg.
+        SingularSystem: rg = 0 and R has no inverse in float64.
+        ValueError: as `ridge_solve` with λ = rg.
     """
-    return Message(ridge_solve(R, C, rg), R.double() + rg * _eye(R))
+    return Message(ridge_solve(R, C, rg, key="rg"), R.double() + rg * _eye(R))
 
 
 def afl_join(u: Message, v: Message) -> Message:
     """Join two messages by the absolute aggregation law: the head on both clients' samples.
 
-    W = [I − R_u C_v + R_u C_v (C_u + C_v)⁻¹ C_v] W_u + [u ↔ v] with R = C⁻¹, and C = C_u + C_v.
-    It equals (C_u + C_v)⁻¹ (C_u W_u + C_v W_v), but cancels about as many digits as the
-    condition of C_u and C_v has.
+    AFL writes it W = [I − R_u C_v + R_u C_v (C_u + C_v)⁻¹ C_v] W_u + [u ↔ v] with R = C⁻¹, and
+    C = C_u + C_v. It is evaluated here as W = (C_u + C_v)⁻¹ (C_u W_u + C_v W_v), its equal by
+    R_u C_v (C_u + C_v)⁻¹ C_u = (C_u + C_v)⁻¹ C_v: as written it cancels about as many digits as
+    the condition numbers of C_u and C_v have.
 
     Raises:
-        SingularSystem: C_u or C_v has no inverse in float64.
+        SingularSystem: C_u + C_v has no inverse in float64.
         ValueError: shapes that differ.
     """
     if u.weight.shape != v.weight.shape or u.gram.shape != v.gram.shape:
@@ -147,12 +159,9 @@ def afl_join(u: Message, v: Message) -> Message:
             f"{tuple(u.gram.shape)} and {tuple(v.gram.shape)}: allowed are equal shapes"
         )
     both = u.gram + v.gram
-
-    def part(own: Message, other: Message) -> Tensor:
-        shared = _invert(both, other.gram @ own.weight)
-        return own.weight - _invert(own.gram, other.gram @ (own.weight - shared))
-
-    return Message(part(u, v) + part(v, u), both)
+    moments = u.gram @ u.weight + v.gram @ v.weight
+    weight = solve(both, moments, both.diagonal(), lam=0.0, name="C_u + C_v", key="rg")
+    return Message(weight, both)
 
 
 def afl_aggregate(
@@ -169,7 +178,8 @@ def afl_aggregate(
         lam: λ that stays in: 0 as AFL does, None for all of K·rg.
 
     Raises:
-        SingularSystem: λ = 0 and the sum over clients of R_k has no inverse.
+        SingularSystem: λ = 0 and the sum of R_k has no inverse in float64, or rg is too small
+            for the sums on the way.
         ValueError: no messages, shapes that differ, a negative rg or λ.
     """
     for key, value in (("rg", rg), ("head.lam", lam)):
@@ -179,6 +189,7 @@ def afl_aggregate(
     count = 0
     for weight, gram in messages:
         message = Message(weight.double(), gram.double())
+        _check_shapes(message.gram, message.weight, "C_k", "W_k")
         joined = message if joined is None else afl_join(joined, message)
         count += 1
     if joined is None:
@@ -202,19 +213,28 @@ def message_bytes(width: int, num_classes: int, prompts: int = 0) -> int:
     return FLOAT64 * statistics + FLOAT32 * prompts * width
 
 
-def _invert(gram: Tensor, right: Tensor) -> Tensor:
-    return solve(gram, right, gram.diagonal(), lam=0.0, name="a client's C_k (rg > 0 is allowed)")
+def _check_shapes(square: Tensor, wide: Tensor, first: str, second: str) -> None:
+    d = len(wide) if wide.ndim == 2 else 0
+    if square.shape != (d, d) or not wide.numel():
+        raise ValueError(
+            f"{first} {tuple(square.shape)} and {second} {tuple(wide.shape)}: "
+            "allowed are (d, d) and (d, K)"
+        )
+    if not (square.isfinite().all() and wide.isfinite().all()):
+        raise ValueError(
+            f"{first}, {second}: allowed are finite values, found NaN or infinite ones"
+        )
 
 
 def _eye(like: Tensor) -> Tensor:
     return torch.eye(len(like), dtype=torch.float64, device=like.device)
 
 
-def _reciprocal_condition(matrix: Tensor, factor: Tensor) -> float:
-    """Estimate 1/(‖A‖₁ ‖A⁻¹‖₁) from the lower Cholesky factor."""
+def _resolved(matrix: Tensor, factor: Tensor, resolution: float) -> bool:
+    """Whether 1/‖A⁻¹‖₁, estimated from the lower Cholesky factor, stands out of rounding."""
     norm = float(torch.linalg.matrix_norm(matrix, 1))
-    estimate, _ = dpocon(factor.cpu().numpy().T, norm, uplo="U")
-    return float(estimate)
+    condition, _ = dpocon(factor.cpu().numpy().T, norm, uplo="U")
+    return float(condition) * norm > resolution * max(norm, 1.0)
 
 
 def _finite(solution: Tensor, name: str) -> Tensor:

@@ -65,7 +65,7 @@ def head(sums: Tensor, counts: Tensor, gram: Tensor, gamma: float) -> tuple[Tens
     size = gram.diagonal() / (total - 1) + gamma
     present = counts > 0
     means = sums[:, present] / counts[present]
-    own = solve(S, means, size, lam=gamma, name="the covariance S")
+    own = solve(S, means, size, lam=gamma, name="the covariance S", samples=float(total))
     prior = (counts[present] / total).log()
     largest = int(counts[present].argmax())
     level = -0.5 * (means * own).sum(dim=0) + prior

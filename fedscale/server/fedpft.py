@@ -30,7 +30,14 @@ Mixtures = NDArray[np.float64]
 """(K, J, 2d + 1) per client: for every class and component its mass n_c·π, mean, variances."""
 
 
-def mixtures(h: Tensor, y: Tensor, num_classes: int, *, seed: int, client: int) -> Mixtures:
+def mixtures(
+    h: Tensor | NDArray[np.floating],
+    y: Tensor | NDArray[np.integer],
+    num_classes: int,
+    *,
+    seed: int,
+    client: int,
+) -> Mixtures:
     """Fit 10 Gaussians with diagonal covariances to each class of a client, by scikit-learn.
 
     The fit depends on its key and on the samples alone, not on the number of threads.
@@ -51,9 +58,11 @@ def mixtures(h: Tensor, y: Tensor, num_classes: int, *, seed: int, client: int) 
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    features, labels = _checked(h, y, num_classes)
+    h, y = torch.as_tensor(h), torch.as_tensor(y)
+    _check(h, y, num_classes)
+    features, labels = h.detach().cpu().double().numpy(), y.cpu().long().numpy()
     d = features.shape[1]
     found = np.zeros((num_classes, COMPONENTS, 2 * d + 1))
     starts = seeds.stream(seed, "mixtures", FIT, client).integers(2**31, size=num_classes)
@@ -119,7 +128,7 @@ def sample(sent: NDArray[np.floating], *, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train_head(h: Tensor, y: Tensor, num_classes: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Train a linear head W (d, K), b (K,) on cross-entropy: SGD from zeros, 50 epochs.
+    """Train a linear head (K, d), (K,) float32 on cross-entropy: SGD from zeros, 50 epochs.
 
     Args:
         h: (N, d) float32.
@@ -131,10 +140,10 @@ def train_head(h: Tensor, y: Tensor, num_classes: int, *, seed: int) -> tuple[Te
         ValueError: shapes, labels or features that are not allowed, no samples, or a head that
             does not stay finite.
     """
-    _checked(h, y, num_classes)
+    _check(h, y, num_classes)
     if not len(y):
         raise ValueError("features: allowed is 1 sample or more, found none")
-    params = {"weight": torch.zeros(h.shape[1], num_classes), "bias": torch.zeros(num_classes)}
+    params = {"weight": torch.zeros(num_classes, h.shape[1]), "bias": torch.zeros(num_classes)}
     rule = optimizers.sgd(MOMENTUM)
     moments, rates = rule.init(params), dict.fromkeys(params, RATE)
     rng = seeds.stream(seed, "mixtures", TRAIN)
@@ -142,8 +151,8 @@ def train_head(h: Tensor, y: Tensor, num_classes: int, *, seed: int) -> tuple[Te
     for _ in range(EPOCHS):
         for rows in torch.from_numpy(rng.permutation(len(y))).split(BATCH):
             x = h[rows]
-            error = (x @ params["weight"] + params["bias"]).softmax(dim=1) - target[rows]
-            grads = {"weight": x.T @ error / len(rows), "bias": error.mean(dim=0)}
+            error = F.linear(x, params["weight"], params["bias"]).softmax(dim=1) - target[rows]
+            grads = {"weight": error.T @ x / len(rows), "bias": error.mean(dim=0)}
             rule.update(params, grads, moments, rates, 1)
     if not all(value.isfinite().all() for value in params.values()):
         raise ValueError(
@@ -154,7 +163,7 @@ def train_head(h: Tensor, y: Tensor, num_classes: int, *, seed: int) -> tuple[Te
 
 
 def learn(sent: NDArray[np.floating], *, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the server's head W (d, K), b (K,) float32 from mixtures (M, K, J, 2d + 1).
+    """Return the server's head (K, d), (K,) float32 from mixtures (M, K, J, 2d + 1).
 
     Raises:
         ValueError: as `sample` and `train_head`.
@@ -169,12 +178,8 @@ def message_bytes(message: NDArray[np.floating]) -> int:
     return classes * (message[0].size + 1) * message.itemsize
 
 
-def _checked(
-    h: Tensor, y: Tensor, num_classes: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return features and labels as arrays."""
+def _check(h: Tensor, y: Tensor, num_classes: int) -> None:
     check_samples(h, y, num_classes)
-    features = h.detach().cpu().double().numpy()
-    if not (np.abs(features) <= np.finfo(np.float32).max).all():
+    # A comparison with NaN is false.
+    if not bool((h.double().abs() <= torch.finfo(torch.float32).max).all()):
         raise ValueError("features: allowed are finite values within float32's range")
-    return features, y.cpu().long().numpy()
