@@ -114,3 +114,48 @@ def prompts_curve(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].set_ylim(bottom=0)
     return finish(figure, panels[0], "mean ± standard deviation over runs", "")
+
+
+def head_error_curve(
+    rounds: pd.DataFrame,
+    key: str = "graph.name",
+    *,
+    runs: pd.DataFrame | None = None,
+    order: Sequence[object] = (),
+) -> Figure:
+    """Draw the error of gossiped heads, and the accuracy, against the round.
+
+    The dashed lines fall by the largest rate that the graph's mixing matrix allows, ρ per round.
+
+    Args:
+        rounds: `fedscale.load(folder)`.
+        key: the key whose values get a line each.
+        runs: not read.
+        order: not read.
+    """
+    done = rounds[rounds["head_error"].notna() & (rounds["label"] == "")]
+    if done.empty:
+        raise ValueError("no head error in the records: nothing to draw")
+    figure, panels = canvas(describe(done))
+    for color, (name, part) in zip(COLORS, done.groupby(key, sort=False), strict=False):
+        grouped = part.groupby("round")
+        error, accuracy = grouped["head_error"].mean(), 100 * grouped["accuracy_mean"].mean()
+        rho = part.groupby("run_id", observed=True)["rho"].first().mean()
+        shown = error[error > 1e-12]
+        panels[0].plot(shown.index, shown, color=color, marker="o", markersize=3, label=f"{name}")
+        if len(shown):
+            line = shown.iloc[0] * rho ** (shown.index - shown.index[0])
+            panels[0].plot(shown.index, line, color=color, linestyle="--", linewidth=0.8)
+        panels[1].plot(accuracy.index, accuracy, color=color, marker="o", markersize=3)
+    for label, part in rounds[rounds["label"] != ""].groupby("label"):
+        panels[1].axhline(
+            100 * part["accuracy_mean"].mean(), color="#555555", linestyle="--", label=str(label)
+        )
+        panels[1].legend(frameon=False)
+    panels[0].set_yscale("log")
+    panels[0].set_ylabel("relative error of clients' heads (dashed: ρ per round)")
+    panels[1].set_ylabel("accuracy on the test set (%)")
+    for axes in panels:
+        axes.set_xlabel("communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return finish(figure, panels[0], "", "")

@@ -48,7 +48,7 @@ class _Session:
         found = Run(
             rounds=frames["rounds"],
             clients=frames["clients"],
-            payload=run.payload(),
+            payload=run.safe or run.payload(),
             summary={**record, **tables["rounds"][-1]},
         )
         run.pool.close()

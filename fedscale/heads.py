@@ -124,6 +124,23 @@ def deploy(config: RunConfig, block: Block, clients: int) -> Block:
     return block | heads
 
 
+def head_error(config: RunConfig, block: Block) -> float | None:
+    """Return the mean over clients of ‖W_u − W‖ / ‖W‖, W the head of all statistics together.
+
+    Args:
+        config: the run.
+        block: all M clients' payload; symmetric mixing keeps the mean of the statistics, so the
+            exact sums are M times it. None where heads do not come from sums.
+    """
+    if GRAM not in block:
+        return None
+    clients = len(block[GRAM])
+    exact = deploy(config, blocks.average(blocks.statistics(block)), clients)["head.weight"]
+    heads = deploy(config, blocks.statistics(block), clients)["head.weight"]
+    gaps = np.linalg.norm((heads - exact).reshape(clients, -1).astype(np.float64), axis=1)
+    return float(gaps.mean() / np.linalg.norm(exact))
+
+
 def learn(config: RunConfig, learner: Learner, block: Block, samples: Sequence[int]) -> Block:
     """Learn one model for all clients from what they sent, as the server does.
 

@@ -7,39 +7,30 @@ first, then the state from which a new process would go on.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedscale import blocks, checkpoint, formation, metrics, provenance, schedule, store
+from fedscale import blocks, checkpoint, formation, provenance, rows, schedule, store
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data import partition
-from fedscale.graphs import mixing
-from fedscale.pools import Pool
+from fedscale.pools import Pool, WorkerLost
 from fedscale.regimes.step import Step
 from fedscale.worker import Diverged
+
+log = logging.getLogger(__name__)
 
 WINDOW = 4
 """Rounds in flight before the orchestrator waits for the oldest."""
 
-MEASURED = (
-    "accuracy_mean",
-    "accuracy_min",
-    "accuracy_max",
-    "accuracy_std",
-    "accuracy_averaged",
-    "consensus_error",
-    "disagreement",
-    "prompt_norm",
-    "prompts_mean",
-    "measure_seconds",
-)
-"""Columns of `rounds` that only measured rounds have."""
+LOSSES = 5
+"""Losses of workers in a row, without a commit between them, after which a run fails."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +69,75 @@ class RoundOrchestrator:
         self.parts = schedule.parts(config, dataset.train)
         homes = partition.home_domains(self.parts, dataset.train.domains)
         self.homes = [dataset.domains[home] if home >= 0 else "" for home in homes]
-        self.facts = self._all(
-            "setup",
-            [
-                (config, problem, clients, [self.parts[c] for c in clients])
-                for clients in self.layout
-            ],
-        )[0]
+        self.setups = [
+            (config, problem, clients, [self.parts[c] for c in clients]) for clients in self.layout
+        ]
+        self.losses = 0
+        self.facts = self._guarded(lambda: self._all("setup", self.setups))[0]
         self.started, self.seconds = provenance.now(), 0.0
         self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": []}
         self.committed = 0
         found = checkpoint.read(sink.root, sink.sweep, config.run_id) if resume else None
-        if found is None:
+        self.safe: Block | None = None
+        """All clients' payload at the last commit; None before the first."""
+        if found is not None:
+            self.committed, self.safe = found
+        self.clusters = (
+            self._guarded(lambda: self._clusters(dataset)) if config.regime.name == "ssdfl" else []
+        )
+        self._rewind()
+        self._record("completed" if self.done else "running")
+
+    def _rewind(self) -> None:
+        """Go to the state after the last commit."""
+        if self.safe is None:
             self.blocks = self._ask("initial", [() for _ in self.layout])
         else:
-            self.committed, state = found
             self.blocks = [
-                {key: value[c.start : c.stop] for key, value in state.items()} for c in self.layout
+                {key: value[c.start : c.stop] for key, value in self.safe.items()}
+                for c in self.layout
             ]
-        self.clusters = self._clusters(dataset) if self.config.regime.name == "ssdfl" else []
         samples = [len(part) for part in self.parts]
-        self.steps = schedule.steps(config, samples, self.clusters, self.committed + 1)
-        self._record("completed" if self.done else "running")
+        self.steps = schedule.steps(self.config, samples, self.clusters, self.committed + 1)
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        """Do work until no worker is lost in it; it starts over with new workers in their places.
+
+        Every random draw is keyed, so what comes out does not depend on how often it started.
+
+        Raises:
+            WorkerLost: the last of too many losses in a row.
+        """
+        while True:
+            try:
+                return work()
+            except WorkerLost as error:
+                self.losses += 1
+                if self.losses > LOSSES:
+                    raise WorkerLost(f"{self.losses} losses in a row, the last: {error}") from None
+                log.warning("round %d: %s; starting it again", self.committed + 1, error)
+                self._replace()
+
+    def _replace(self) -> None:
+        """Put new workers in the places of lost ones, ready for this run."""
+        while True:
+            try:
+                answers = [
+                    self.pool.call(index, "setup", *self.setups[index])
+                    for index in self.pool.replace()
+                ]
+                for answer in answers:
+                    self.pool.get(answer)
+                return
+            except WorkerLost:
+                self.losses += 1
+                if self.losses > LOSSES:
+                    raise
+
+    def _again(self) -> dict[str, Any]:
+        """Advance from the last commit, whatever was in flight before."""
+        self._rewind()
+        return self._advance()
 
     def _clusters(self, dataset: Any) -> list[list[int]]:
         """Form SSD-FL's clusters from the graph, the data and the clients' first gradients."""
@@ -133,7 +171,10 @@ class RoundOrchestrator:
         """
         started = time.perf_counter()
         try:
-            record = self._advance()
+            if self.done:
+                raise RuntimeError(f"the run is over: round {self.committed}")
+            first = [self._advance, *[self._again] * LOSSES]
+            record = self._guarded(lambda: first.pop(0)())
         except Diverged as error:
             self._record("diverged", str(error))
             raise
@@ -146,13 +187,13 @@ class RoundOrchestrator:
 
     def _advance(self) -> dict[str, Any]:
         in_flight: deque[tuple[Step, list[Any], list[Any]]] = deque()
-        rows: list[dict[str, Any]] = []
+        made: list[dict[str, Any]] = []
         for step in self.steps:
             in_flight.append((step, *self._submit(step)))
             while len(in_flight) > (0 if step.measure else WINDOW):
-                rows.append(self._collect(*in_flight.popleft()))
+                made.append(self._collect(*in_flight.popleft()))
             if step.measure:
-                return self._commit(step, rows)
+                return self._commit(step, made)
         raise RuntimeError(f"the run is over: round {self.committed} of {self.config.total_steps}")
 
     def _submit(self, step: Step) -> tuple[list[Any], list[Any]]:
@@ -193,74 +234,35 @@ class RoundOrchestrator:
     def _collect(self, step: Step, train_stats: list[Any], mix_stats: list[Any]) -> dict[str, Any]:
         """Wait for a round and return its record, not yet measured."""
         trained = [self.pool.get(s) for s in train_stats if s is not None]
-        mixed = [self.pool.get(s) for s in mix_stats]
-        loss = np.concatenate([s["loss"] for s in trained]) if trained else np.array([np.nan])
-        links = metrics.messages(step.weights)
-        return {
-            **dict.fromkeys(MEASURED),
-            "round": step.round,
-            "phase": step.phase,
-            "cycle": step.cycle,
-            "loss": float(np.nanmean(loss)) if np.isfinite(loss).any() else None,
-            "rho": mixing.mixing_factor(step.weights),
-            "bytes_sent": round(links * mixed[0]["bytes"]),
-            "bytes_prompts": round(links * mixed[0]["bytes_prompts"]),
-            "train_seconds": sum(s["seconds"] for s in trained),
-            "merge_seconds": sum(s["seconds"] for s in mixed),
-            "active_clients": int(step.active.sum()),
-        }
+        return rows.of_step(step, trained, [self.pool.get(s) for s in mix_stats])
 
-    def _commit(self, step: Step, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _commit(self, step: Step, made: list[dict[str, Any]]) -> dict[str, Any]:
         """Measure, write the records since the last commit, then the state."""
         everyone = [tuple(self.blocks) if i == 0 else () for i in range(len(self.layout))]
         found = self._all(
             "measure", [(b, *rest) for b, rest in zip(self.blocks, everyone, strict=True)]
         )
-        accuracy = np.concatenate([f["accuracy"] for f in found])
-        loss = np.concatenate([f["loss"] for f in found])
-        prompts = np.concatenate([f["prompts"] for f in found])
-        rows[-1] |= {
-            "accuracy_mean": float(accuracy.mean()),
-            "accuracy_min": float(accuracy.min()),
-            "accuracy_max": float(accuracy.max()),
-            "accuracy_std": float(accuracy.std()),
-            "accuracy_averaged": found[0]["averaged"],
-            "consensus_error": found[0]["consensus_error"],
-            "disagreement": found[0]["disagreement"],
-            "prompt_norm": found[0]["prompt_norm"],
-            "prompts_mean": float(prompts.mean()),
-            "measure_seconds": sum(f["seconds"] for f in found),
-        }
-        clients = [
-            {
-                "round": step.round,
-                "client": client,
-                "domain": home,
-                "samples": len(part),
-                "accuracy": float(accuracy[client]),
-                "loss": float(loss[client]),
-                "prompts": int(prompts[client]),
-            }
-            for client, (home, part) in enumerate(zip(self.homes, self.parts, strict=True))
-        ]
-        self.tables["rounds"] += rows
+        made[-1] |= rows.measured(found)
+        clients = rows.of_clients(step, found, self.homes, self.parts)
+        safe = self.payload()
+        self.tables["rounds"] += made
         self.tables["clients"] += clients
         if self.sink.root:
             where = (self.sink.root, self.sink.sweep, self.config.run_id)
             first = self.committed + 1
-            store.write_rounds(*where, "rounds", first, step.round, rows)
+            store.write_rounds(*where, "rounds", first, step.round, made)
             store.write_rounds(*where, "clients", step.round, step.round, clients)
-            checkpoint.write(*where, step.round, self.payload())
-        self.committed = step.round
-        return rows[-1]
+            checkpoint.write(*where, step.round, safe)
+        self.committed, self.safe, self.losses = step.round, safe, 0
+        return made[-1]
 
     def last(self) -> dict[str, Any]:
         """Return the `rounds` record of the last committed round (of an earlier process, maybe)."""
         if self.tables["rounds"]:
             return self.tables["rounds"][-1]
         folder = store.join(self.sink.root, self.sink.sweep)
-        rows = store.load(folder, "rounds", {"run_id": self.config.run_id})
-        return dict(rows.iloc[-1])
+        found = store.load(folder, "rounds", {"run_id": self.config.run_id})
+        return dict(found.iloc[-1])
 
     def payload(self) -> Block:
         """Return the payload of all M clients, each array with a leading axis of length M."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fedscale.config import RunConfig
 from fedscale.worker import ClientFailed, ClientWorker, Diverged
+
+
+class WorkerLost(RuntimeError):
+    """A worker's process, or a block that it held, is gone; the same call may be made again."""
 
 
 class InlinePool:
@@ -22,6 +27,10 @@ class InlinePool:
         """Return the value of an answer."""
         return answer
 
+    def replace(self) -> list[int]:
+        """Return the numbers of the workers that were lost and made anew: none."""
+        return []
+
     def close(self) -> None:
         """Let the workers go."""
         self.workers = []
@@ -33,16 +42,31 @@ class RayPool:
     def __init__(self, count: int, cpus: int, gpus: float, timeout_s: float = 180.0) -> None:
         import ray
 
-        actor = ray.remote(ClientWorker).options(num_cpus=cpus, num_gpus=gpus)
-        device = "cuda" if gpus > 0 else "cpu"
-        self.workers: list[Any] = [actor.remote(cpus, device) for _ in range(count)]
-        ready = [worker.__ray_ready__.remote() for worker in self.workers]
-        done, waiting = ray.wait(ready, num_returns=count, timeout=timeout_s)
+        self.cpus, self.gpus, self.timeout_s = cpus, gpus, timeout_s
+        self.actor = ray.remote(ClientWorker).options(num_cpus=cpus, num_gpus=gpus)
+        self.workers: list[Any] = [self._worker() for _ in range(count)]
+        self._wait_for(range(count))
+
+    def _worker(self) -> Any:
+        return self.actor.remote(self.cpus, "cuda" if self.gpus > 0 else "cpu")
+
+    def _wait_for(self, indices: Iterable[int]) -> None:
+        """Wait until these workers run.
+
+        Raises:
+            RuntimeError: they do not start in time; says what they ask for and what there is.
+        """
+        import ray
+
+        ready = [self.workers[index].__ray_ready__.remote() for index in indices]
+        done, waiting = ray.wait(ready, num_returns=len(ready), timeout=self.timeout_s)
         if waiting:
+            count = len(self.workers)
             self.close()
             raise RuntimeError(
-                f"{len(waiting)} of {count} workers (each {cpus} CPUs, {gpus:g} GPUs) did not "
-                f"start within {timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
+                f"{len(waiting)} of {count} workers (each {self.cpus} CPUs, {self.gpus:g} GPUs) "
+                f"did not start within {self.timeout_s:.0f} s; the cluster has "
+                f"{ray.cluster_resources()}"
             )
         ray.get(done)
 
@@ -51,7 +75,11 @@ class RayPool:
         return getattr(self.workers[index], method).options(num_returns=returns).remote(*args)
 
     def get(self, answer: Any) -> Any:
-        """Wait for the value of a reference; an error of the worker is raised as itself."""
+        """Wait for the value of a reference; an error of the worker is raised as itself.
+
+        Raises:
+            WorkerLost: the worker, or one that it waited for, died.
+        """
         import ray
 
         try:
@@ -60,7 +88,31 @@ class RayPool:
             cause = error.cause
             if isinstance(cause, Diverged | ClientFailed):
                 raise cause from None
+            if isinstance(cause, _losses()):
+                raise WorkerLost(_first_line(cause)) from None
             raise
+        except _losses() as error:
+            raise WorkerLost(_first_line(error)) from None
+
+    def replace(self) -> list[int]:
+        """Make lost workers anew; return their numbers.
+
+        A worker that lives still works through calls that nobody waits for any more; they change
+        nothing, because blocks are arguments and answers.
+        """
+        import ray
+
+        lost: list[int] = []
+        gone: tuple[type[BaseException], ...] = (*_losses(), ray.exceptions.GetTimeoutError)
+        for index, worker in enumerate(self.workers):
+            try:
+                ray.get(worker.__ray_ready__.remote(), timeout=self.timeout_s)
+            except gone:
+                ray.kill(worker)
+                self.workers[index] = self._worker()
+                lost.append(index)
+        self._wait_for(lost)
+        return lost
 
     def close(self) -> None:
         """End the workers' processes."""
@@ -72,6 +124,23 @@ class RayPool:
 
 
 Pool = InlinePool | RayPool
+
+
+def _losses() -> tuple[type[BaseException], ...]:
+    """Errors of Ray that mean lost processes, nodes or objects, not faults of a client's work."""
+    from ray import exceptions as ray_errors
+
+    return (
+        ray_errors.RayActorError,
+        ray_errors.ObjectLostError,
+        ray_errors.WorkerCrashedError,
+        ray_errors.NodeDiedError,
+        ray_errors.OutOfMemoryError,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
 
 
 def make(config: RunConfig, gpus: float) -> Pool:

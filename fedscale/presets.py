@@ -73,6 +73,7 @@ METHODS: dict[str, Method] = {
         {
             "regime.name": "gossip",
             "regime.train_rounds": 1,
+            "rounds": 12,
             "merge.name": "mean",
             "head.name": "ridge",
             "local.mu": 0.1,
@@ -80,7 +81,7 @@ METHODS: dict[str, Method] = {
     ),
     "afl": Method("fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "ridge"}),
     "fedcgs": Method(
-        "fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedcgs", "head.lam": 0.0}
+        "fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedcgs", "head.lam": 1e-3}
     ),
     "fedpft": Method("fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedpft"}),
     "fedavg": _oneshot(),
@@ -132,7 +133,7 @@ SCALES: dict[str, dict[str, dict[str, Any]]] = {
             "data.name": "fashion",
             "data.partition": "labels_per_client",
             "data.clients": 10,
-            "data.train_size": 2000,
+            "data.train_size": 1000,
             "data.test_size": 500,
             "backbone.name": "cnn",
             "backbone.channels": "16-32-64",
@@ -143,7 +144,7 @@ SCALES: dict[str, dict[str, dict[str, Any]]] = {
             "graph.name": "erdos_renyi",
             "graph.probability": 0.3,
             "regime.tau_a": 3,
-            "rounds": 10,
+            "rounds": 8,
             "precision": "float32",
         },
     },

@@ -18,9 +18,9 @@ from fedscale import blocks, metrics, schedule
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data.catalogue import Split
-from fedscale.heads import deploy, describe_data, learn
+from fedscale.heads import deploy, describe_data, head_error, learn
 from fedscale.local import cohort, memory
-from fedscale.merge import mean, ot
+from fedscale.merge import mean, ot, pfpt
 from fedscale.problems import (
     Problem,
     build_learner,
@@ -228,8 +228,6 @@ class ClientWorker:
         self, step: Step, support: torch.Tensor, own: Block, received: Block
     ) -> dict[str, torch.Tensor]:
         """Merge neighbourhoods' prompts by PFPT; pads to the largest number of survivors."""
-        from fedscale.merge import pfpt
-
         prompts, counts = pfpt.merge_neighbourhoods(
             support,
             torch.as_tensor(received["prompts"]),
@@ -326,7 +324,8 @@ class ClientWorker:
         Returns:
             accuracy (C,), loss (C,), prompts (C,), seconds; and where `everyone` is given:
             averaged (accuracy of the index-wise mean of all payloads), consensus_error (eq. 3),
-            prompt_norm, disagreement (mean over clients of ‖θ − mean θ‖²); None where undefined.
+            prompt_norm, disagreement (mean over clients of ‖θ − mean θ‖²), head_error (see
+            `heads.head_error`); None where undefined.
         """
         started = time.perf_counter()
         found = self._evaluate(own)
@@ -334,6 +333,7 @@ class ClientWorker:
         if everyone:
             joined = blocks.join(self.config.blocks(), everyone)
             found |= metrics.network(blocks.owned(joined))
+            found["head_error"] = head_error(self.config, joined)
             ragged = "prompts.count" in joined
             averaged = None if ragged else self._evaluate(blocks.average(joined))["accuracy"][0]
             found["averaged"] = None if averaged is None else float(averaged)

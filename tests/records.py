@@ -61,6 +61,7 @@ def round_row(number, accuracy=None, error=None, **changes):
         "consensus_error": error,
         "prompt_norm": None,
         "prompts_mean": None,
+        "head_error": None,
         "disagreement": None,
         "cycle": 0,
         "rho": 0.5,

@@ -236,7 +236,7 @@ def test_names_on_the_horizontal_axis(grid):
     axes = figures.sweep_curve(grid, "graph.name").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["complete", "ring"]
     x, y = line(axes, "dfrost, merge.lam=0.01")
-    assert list(x) == [0, 1]
+    assert [round(place) for place in x] == [0, 1]  # lines of several groups stand apart
     np.testing.assert_allclose(y, [25.5, 20.5])
     np.testing.assert_allclose(line(axes, records.LABEL)[1], [60, 50])
 

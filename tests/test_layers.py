@@ -14,7 +14,7 @@ LAYERS = [
     {"parts"},
     {"config", "presets", "checkpoint"},
     {"blocks", "problems", "schedule"},
-    {"heads", "formation"},
+    {"heads", "formation", "rows"},
     {"worker", "cluster"},
     {"pools"},
     {"orchestrator"},

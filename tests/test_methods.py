@@ -9,6 +9,7 @@ from fedscale.pools import InlinePool
 from fedscale.presets import METHODS, preset
 from fedscale.problems import load_problem, problem_key
 from fedscale.regimes.step import Step
+from fedscale.worker import ClientWorker
 
 SMALL = {
     "precision": "float32",
@@ -54,7 +55,7 @@ METHOD = {
     "fedopal": {},
     "fedopal_gossip": {"rounds": 3},
     "afl": {},
-    "fedcgs": {"head.lam": 1e-3},
+    "fedcgs": {},
     "fedpft": {"data.partition": "extreme", "data.train_size": 200},
     "fedavg": {"rounds": 2},
     "local": {"rounds": 2},
@@ -77,7 +78,9 @@ def run(c, root="", resume=False):
         _PROBLEMS[key] = load_problem(c)
     problem = _PROBLEMS[key]
     sink = Sink(root, "tiny" if root else "")
-    return RoundOrchestrator(c, problem, problem.dataset, InlinePool(1, "cpu"), sink, resume)
+    pool = InlinePool(1, "cpu")
+    pool.workers = [ClientWorker(1, "cpu") for _ in c.blocks()]
+    return RoundOrchestrator(c, problem, problem.dataset, pool, sink, resume)
 
 
 def finish(found):

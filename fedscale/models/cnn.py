@@ -276,7 +276,7 @@ class _LoneConv(torch.autograd.Function):
         return _conv(x, weight, bias, 1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         width, channels = weight.shape[:2]
         twice = [
@@ -293,10 +293,13 @@ class _LoneConv(torch.autograd.Function):
             False,
             [0, 0],
             2,  # groups
-            [ctx.needs_input_grad[0], True, True],
+            list(ctx.needs_input_grad),
         )
-        of_x = found[0][:, :channels] if ctx.needs_input_grad[0] else None
-        return of_x, found[1][:width], found[2][:width]
+        of_x, *others = found
+        return (
+            None if of_x is None else of_x[:, :channels],
+            *(None if g is None else g[:width] for g in others),
+        )
 
 
 def _passes(counts: Sequence[int], chunk: int) -> Iterator[tuple[slice, slice, int]]:

@@ -115,7 +115,9 @@ def solve(
     )  # fmt: skip
     inner = (vectors[:, kept].T @ (scale[:, None] * right)) / values[kept, None]
     solution = scale[:, None] * (vectors[:, kept] @ inner)
-    hidden, _ = torch.linalg.qr(scale[:, None] * vectors[:, ~kept])
+    # Of the solutions the smallest; a feature's unit must not blow rounding in vectors up.
+    lost = vectors[:, ~kept]
+    hidden, _ = torch.linalg.qr(scale[:, None] * lost.where(lost.abs() > resolution, 0))
     return _finite(solution - hidden @ (hidden.T @ solution), name)
 
 

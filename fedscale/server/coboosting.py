@@ -6,53 +6,46 @@ arXiv:2402.15070.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedscale import seeds
+from fedscale.local import optimizers
 from fedscale.models.cnn import Cnn, Payload
-from fedscale.server.dense import (
-    GENERATOR_STEPS,
-    STUDENT_STEPS,
-    Student,
-    disagreement,
-    ensemble,
-    noise,
-    seeded_generator,
-)
+from fedscale.server import dense
 
 TEMPERATURE = 4.0
 PERTURBATION = 8 / 255
-STEP, DECAY = 0.01, 0.99
+"""In units of the network's inputs, which span 2."""
 
-
-def hardness(teacher: Tensor, y: Tensor) -> Tensor:
-    """Return 1 − p_y (B,): how little the ensemble believes the label."""
-    return 1 - teacher.softmax(1).gather(1, y[:, None])[:, 0]
+WEIGHT_RATE, DECAY = 0.01, 0.99
 
 
 def perturbed(
-    cnn: Cnn, payload: Payload, images: Tensor, weights: Tensor, direction: Tensor
+    cnn: Cnn, payload: Payload, images: Tensor, weights: Tensor, directions: Tensor
 ) -> Tensor:
-    """Return x + (8/255)·sign(∇_x u·softmax(ens(x)/4)), u a random direction (K,) per image."""
+    """Return x + (8/255)·sign(∇_x Σ u·softmax(ens(x)/4)), with u (B, K) one direction per image."""
     x = images.detach().requires_grad_()
-    soft = (ensemble(cnn, payload, x, weights) / TEMPERATURE).softmax(1)
-    (g,) = torch.autograd.grad((soft * direction).sum(), x)
-    return (images + PERTURBATION * g.sign()).clamp(-1, 1).detach()
+    soft = (dense.ensemble(cnn, payload, x, weights) / TEMPERATURE).softmax(1)
+    (g,) = torch.autograd.grad((soft * directions).sum(), x)
+    return images + PERTURBATION * g.sign()
 
 
-def reweighted(
-    cnn: Cnn, payload: Payload, images: Tensor, y: Tensor, weights: Tensor, epoch: int
-) -> Tensor:
-    """Return clip(w − 0.01·0.99^epoch·sign(∇_w CE(ens_w(x), y)), 0, 1)."""
+def reweighted(logits: Tensor, labels: Tensor, weights: Tensor, epoch: int) -> Tensor:
+    """Return clip(w − 0.01·0.99^epoch·sign(∇_w CE(Σ_c w_c f_c(x), y)), 0, 1) (C,).
+
+    Args:
+        logits: (C, B, K) of the clients, f_c(x).
+        labels: (B,) int64.
+        weights: (C,), w.
+        epoch: from 0.
+    """
     w = weights.detach().requires_grad_()
-    logits = cnn.logits({k: v.detach() for k, v in payload.items()}, images).detach()
-    loss = F.cross_entropy(torch.einsum("c,cbk->bk", w, logits), y)
-    (g,) = torch.autograd.grad(loss, w)
-    return (weights - STEP * DECAY**epoch * g.sign()).clamp(0, 1).detach()
+    (g,) = torch.autograd.grad(F.cross_entropy(torch.einsum("c,cbk->bk", w, logits), labels), w)
+    return (weights - WEIGHT_RATE * DECAY**epoch * g.sign()).clamp(0, 1)
 
 
 def distil(
@@ -64,38 +57,57 @@ def distil(
     lr: float,
     batch: int,
     seed: int,
+    generator_steps: int = 30,
+    generator_width: int = 64,
+    student_steps: int = 0,
 ) -> Payload:
     """Learn one network from the clients' networks; arguments and result as `dense.distil`.
 
-    The generator's cross-entropy weighs images by their hardness; the weights of the clients take
-    a step of their sign gradient on every epoch's images; the student sees perturbed images.
+    Every epoch: a generator for hard images; one step of the clients' weights per batch of the
+    images so far; the student, at T = 4, on perturbed images. Weights start equal and sum to 1;
+    nothing keeps that sum, which scales the teacher. Clients without samples keep the weight 0.
     """
-    rng = seeds.stream(seed, "generator")
-    share = torch.tensor(samples, dtype=torch.float32, device=cnn.device)
-    weights = share / share.sum()
-    generator = seeded_generator(cnn, rng)
-    student = Student(cnn, payload, weights, lr)
+    dense.check(epochs=epochs, batch=batch, generator_steps=generator_steps, width=generator_width)
+    weights = dense.votes(samples, payload)
+    voting = weights > 0
+    student = cnn.initial([0], seed=seed)
+    moments = optimizers.sgd(dense.MOMENTUM).init(student)
+    pool: list[Tensor] = []
+    targets: list[Tensor] = []
     for epoch in range(epochs):
-        z, y = noise(rng, batch, cnn)
-        z.requires_grad_()
-        rule = torch.optim.Adam([*generator.parameters(), z], lr=1e-3, betas=(0.5, 0.999))
-        for _ in range(GENERATOR_STEPS):
-            images = generator(z)
-            teacher = ensemble(cnn, payload, images, weights)
-            each = F.cross_entropy(teacher, y, reduction="none")
-            loss = (hardness(teacher, y).detach() * each).mean()
-            loss = loss + disagreement(student.logits(images), teacher)
-            rule.zero_grad()
-            loss.backward()
-            rule.step()
-        weights = reweighted(cnn, payload, generator(z).detach(), y, weights, epoch)
-        for _ in range(STUDENT_STEPS):
-            z, _ = noise(rng, batch, cnn)
+        images, labels = dense.synthesise(
+            cnn,
+            payload,
+            weights,
+            student,
+            steps=generator_steps,
+            width=generator_width,
+            batch=batch,
+            seed=seed,
+            epoch=epoch,
+            hard=True,
+        )
+        pool.append(images)
+        targets.append(labels)
+        x, y = torch.cat(pool), torch.cat(targets)
+        batches = dense.shuffled(len(x), batch, student_steps, seed=seed, epoch=epoch)
+        for rows in batches:
             with torch.no_grad():
-                images = generator(z)
-            u = torch.from_numpy(rng.uniform(-1, 1, (batch, cnn.num_classes))).float()
-            images = perturbed(cnn, payload, images, weights, u.to(cnn.device))
-            with torch.no_grad():
-                teacher = ensemble(cnn, payload, images, weights)
-            student.step(images, teacher, TEMPERATURE)
-    return student.payload()
+                logits = cnn.logits(payload, x[rows])
+            weights = reweighted(logits, y[rows], weights, epoch) * voting
+        lessons = _lessons(cnn, payload, weights, [x[rows] for rows in batches], seed, epoch)
+        dense.study(cnn, student, moments, lessons, lr=lr, temperature=TEMPERATURE)
+    return student
+
+
+def _lessons(
+    cnn: Cnn, payload: Payload, weights: Tensor, batches: list[Tensor], seed: int, epoch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield perturbed images and the ensemble's logits on them."""
+    rng = seeds.stream(seed, "generator", epoch, dense.DIRECTIONS)
+    for images in batches:
+        u = torch.tensor(rng.uniform(-1, 1, (len(images), cnn.num_classes))).to(images)
+        x = perturbed(cnn, payload, images, weights, u)
+        with torch.no_grad():
+            teacher = dense.ensemble(cnn, payload, x, weights)
+        yield x, teacher  # outside: a suspended no_grad holds for whoever asks for the next

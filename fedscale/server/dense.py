@@ -1,80 +1,197 @@
 """DENSE: a server distils clients' networks into one, on images of a generator that it trains.
 
-Zhang et al. 2022, DENSE: Data-Free One-Shot Federated Learning, arXiv:2112.12371.
+Zhang et al. 2022, DENSE: Data-Free One-Shot Federated Learning, arXiv:2112.12371. Where the text
+is silent, as in the authors' experiments: every epoch trains a new generator together with its
+noise, keeps the images of its best step, and the student learns from all images so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedscale import seeds
+from fedscale.local import optimizers
 from fedscale.models.cnn import Cnn, Payload
 
 NOISE = 256
 """nz, length of the generator's input."""
 
-GENERATOR_STEPS = 10
-"""Steps of the generator per epoch (30 in the paper's code on a GPU)."""
-
-STUDENT_STEPS = 20
 TEMPERATURE = 20.0
+GENERATOR_RATE, GENERATOR_BETAS = 1e-3, (0.5, 0.999)
+MOMENTUM = 0.9
+
+WEIGHTS, SAMPLES, ORDER, DIRECTIONS = range(4)
+"""Keys of the streams (seed, "generator", epoch, key)."""
 
 
-class Generator(nn.Module):
-    """Noise (B, 256) → images (B, channels, S, S) in −1 … 1, by two doublings of the side."""
+def draw_generator(cnn: Cnn, width: int, rng: np.random.Generator) -> Payload:
+    """Draw a generator's parameters: weights N(0, 0.02²), scales N(1, 0.02²), biases 0.
 
-    def __init__(self, side: int, channels: int, width: int = 32) -> None:
-        super().__init__()
-        self.side, self.start, self.width = side, -(-side // 4), width
-        self.first = nn.Linear(NOISE, 2 * width * self.start**2)
-        self.layers = nn.Sequential(
-            nn.BatchNorm2d(2 * width),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
-            nn.BatchNorm2d(2 * width),
-            nn.LeakyReLU(0.2),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(2 * width, width, 3, padding=1),
-            nn.BatchNorm2d(width),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(width, channels, 3, padding=1),
+    A linear layer to 2·width maps of a quarter of the side, then 3×3 convolutions to 2·width,
+    width and the image's channels; see `generate`.
+    """
+    start = -(-cnn.image_size // 4)
+    shapes: dict[str, tuple[int, ...]] = {
+        "input.weight": (2 * width * start**2, NOISE),
+        "norm1.weight": (2 * width,),
+        "conv1.weight": (2 * width, 2 * width, 3, 3),
+        "norm2.weight": (2 * width,),
+        "conv2.weight": (width, 2 * width, 3, 3),
+        "norm3.weight": (width,),
+        "conv3.weight": (cnn.channels, width, 3, 3),
+    }
+    generator: Payload = {}
+    for name, shape in shapes.items():
+        drawn = rng.normal(1.0 if name.startswith("norm") else 0.0, 0.02, shape)
+        generator[name] = torch.tensor(drawn, dtype=cnn.dtype, device=cnn.device)
+        bias = torch.zeros(shape[0], dtype=cnn.dtype, device=cnn.device)
+        generator[name.replace("weight", "bias")] = bias
+    return generator
+
+
+def generate(generator: Payload, z: Tensor, cnn: Cnn) -> Tensor:
+    """Return the images (B, c, S, S) in −1 … 1 of noise z (B, 256); B·⌈S/4⌉² must exceed 1.
+
+    Batch norm on the batch's own statistics before and after the first convolution and after
+    the second, leaky ReLU (0.2), doubled by repetition before each of the two.
+    """
+    start, half = -(-cnn.image_size // 4), -(-cnn.image_size // 2)
+    x = F.linear(z, generator["input.weight"], generator["input.bias"])
+    x = _norm(x.view(len(z), -1, start, start), generator, "norm1")
+    x = _conv(F.interpolate(x, size=(half, half)), generator, "conv1")
+    x = F.leaky_relu(_norm(x, generator, "norm2"), 0.2)
+    x = _conv(F.interpolate(x, size=(cnn.image_size, cnn.image_size)), generator, "conv2")
+    x = F.leaky_relu(_norm(x, generator, "norm3"), 0.2)
+    return torch.tanh(_conv(x, generator, "conv3"))
+
+
+def _conv(x: Tensor, generator: Payload, name: str) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
+    return F.conv2d(x, generator[f"{name}.weight"], generator[f"{name}.bias"], padding=1)
+
+
+def _norm(x: Tensor, generator: Payload, name: str) -> Tensor:
+    scale, shift = generator[f"{name}.weight"], generator[f"{name}.bias"]
+    return F.batch_norm(x, None, None, scale, shift, training=True)
+
+
+def votes(samples: Sequence[int], payload: Payload) -> Tensor:
+    """Return the weights (C,) of the ensemble: equal for all clients that have samples, sum 1.
+
+    Raises:
+        ValueError: no client has samples, or one that has is not finite.
+    """
+    voting = torch.tensor([int(count > 0) for count in samples])
+    clients = len(payload["head.bias"])
+    if len(voting) != clients or not voting.any():
+        raise ValueError(
+            f"samples={list(samples)}: allowed are the counts of {clients} clients, not all 0"
         )
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return the images of a batch of noise."""
-        x = self.first(z).view(len(z), 2 * self.width, self.start, self.start)
-        images: Tensor = torch.tanh(self.layers(x))
-        return images[..., : self.side, : self.side]
-
-
-def seeded_generator(cnn: Cnn, rng: np.random.Generator) -> Generator:
-    """Return a generator whose weights are drawn from rng."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**62)))
-        return Generator(cnn.image_size, cnn.channels).to(cnn.device)
+    for client in torch.nonzero(voting).flatten().tolist():
+        if not all(torch.isfinite(value[client]).all() for value in payload.values()):
+            raise ValueError(f"payload: client {client} is not finite; allowed are finite values")
+    return (voting / voting.sum()).to(payload["head.bias"])
 
 
 def ensemble(cnn: Cnn, payload: Payload, images: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean of the clients' logits (B, K)."""
+    """Return the weighted sum (B, K) of the clients' logits."""
     return torch.einsum("c,cbk->bk", weights, cnn.logits(payload, images))
 
 
-def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return −mean(1[argmax s ≠ argmax t] · KL(t ‖ s)): images on which the two differ pay."""
+def generator_loss(teacher: Tensor, student: Tensor, labels: Tensor, hard: bool = False) -> Tensor:
+    """CE(t, y) − mean(1[argmax s ≠ argmax t] · KL(t ‖ s)), of logits (B, K): what G minimises.
+
+    The term on batch norm's statistics is absent, since the clients' networks have none.
+
+    Args:
+        teacher: logits of the ensemble.
+        student: logits of the student.
+        labels: (B,) int64, what the images should show.
+        hard: weigh the cross-entropy of every image by its difficulty 1 − p_y (Co-Boosting), p_y
+            the ensemble's probability of the label, taken as a constant.
+    """
+    each = F.cross_entropy(teacher, labels, reduction="none")
+    if hard:
+        each = each * (1 - teacher.softmax(1).gather(1, labels[:, None])[:, 0]).detach()
+    apart = F.kl_div(
+        student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True
+    )
     differ = student.argmax(1) != teacher.argmax(1)
-    each = F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
-    return -(differ * each).mean()
+    return each.mean() - (differ * apart.sum(1)).mean()
 
 
-def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return T² · KL(t ‖ s) of the softened predictions."""
-    s = (student / temperature).log_softmax(1)
-    return F.kl_div(s, (teacher / temperature).softmax(1), reduction="batchmean") * temperature**2
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² · mean KL(softmax(t / T) ‖ softmax(s / T)), of logits (B, K)."""
+    s, t = ((logits / temperature).log_softmax(1) for logits in (student, teacher))
+    return temperature**2 * F.kl_div(s, t, reduction="batchmean", log_target=True)
+
+
+def synthesise(
+    cnn: Cnn,
+    payload: Payload,
+    weights: Tensor,
+    student: Payload,
+    *,
+    steps: int,
+    width: int,
+    batch: int,
+    seed: int,
+    epoch: int,
+    hard: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Train a new generator and its noise by Adam; return images (B, c, S, S) and labels (B,).
+
+    The images are those of the step with the lowest `generator_loss`; labels are drawn uniformly.
+    """
+    generator = draw_generator(cnn, width, seeds.stream(seed, "generator", epoch, WEIGHTS))
+    rng = seeds.stream(seed, "generator", epoch, SAMPLES)
+    noise = torch.tensor(rng.standard_normal((batch, NOISE)), dtype=cnn.dtype, device=cnn.device)
+    labels = torch.tensor(rng.integers(cnn.num_classes, size=batch), device=cnn.device)
+    leaves = {**generator, "noise": noise}
+    rule = optimizers.adam(*GENERATOR_BETAS)
+    moments, rates = rule.init(leaves), dict.fromkeys(leaves, GENERATOR_RATE)
+    best, lowest = torch.empty(0), float("inf")
+    for step in range(steps):
+        moving = {name: value.requires_grad_() for name, value in leaves.items()}
+        images = generate(moving, moving["noise"], cnn)
+        teacher = ensemble(cnn, payload, images, weights)
+        loss = generator_loss(teacher, cnn.logits(student, images)[0], labels, hard)
+        grads = torch.autograd.grad(loss, list(moving.values()))
+        if step == 0 or float(loss.detach()) < lowest:
+            best, lowest = images.detach(), float(loss.detach())
+        with torch.no_grad():
+            rule.update(leaves, dict(zip(leaves, grads, strict=True)), moments, rates, step + 1)
+    return best.contiguous(), labels
+
+
+def study(
+    cnn: Cnn,
+    student: Payload,
+    moments: optimizers.Moments,
+    lessons: Iterable[tuple[Tensor, Tensor]],
+    *,
+    lr: float,
+    temperature: float,
+) -> None:
+    """Take one SGD step (momentum 0.9) per lesson (images, teacher's logits), in place."""
+    rule, rates = optimizers.sgd(MOMENTUM), dict.fromkeys(student, lr)
+    for images, teacher in lessons:
+        own = {name: value.detach().requires_grad_() for name, value in student.items()}
+        loss = distillation_loss(cnn.logits(own, images)[0], teacher, temperature)
+        grads = torch.autograd.grad(loss, list(own.values()))
+        rule.update(student, dict(zip(student, grads, strict=True)), moments, rates, 1)
+
+
+def shuffled(total: int, batch: int, limit: int, *, seed: int, epoch: int) -> list[Tensor]:
+    """Cut a permutation of 0 … total − 1 into batches, at most `limit` of them if not 0."""
+    order = torch.from_numpy(seeds.stream(seed, "generator", epoch, ORDER).permutation(total))
+    batches = list(order.split(batch))
+    return batches[:limit] if limit else batches
 
 
 def distil(
@@ -86,79 +203,61 @@ def distil(
     lr: float,
     batch: int,
     seed: int,
+    generator_steps: int = 30,
+    generator_width: int = 64,
+    student_steps: int = 0,
 ) -> Payload:
     """Learn one network from the clients' networks, without data.
-
-    Each epoch trains generator and noise on CE(ens(G z), y) + the disagreement of student and
-    ensemble (the networks have no batch norm, so the term on its statistics is absent), and then
-    the student on the images by distillation at T = 20. Ensemble weights are the sample shares.
 
     Args:
         cnn: the clients' architecture, and the student's.
         payload: the clients' parameters, leading axis C.
-        samples: (C,) training samples of each client.
-        epochs: of generator and student.
-        lr: of the student's SGD, momentum 0.9.
-        batch: images per step.
-        seed: the run's seed.
+        samples: (C,) training samples of each client; see `votes`.
+        epochs: new generators, each followed by a pass of the student over the images so far.
+        lr: of the student's SGD.
+        batch: images per generator and per step of the student, at least 2.
+        seed: the run's seed; the student starts at the draw of client 0, as shared clients do.
+        generator_steps: Adam steps of each generator.
+        generator_width: channels of its last hidden layer.
+        student_steps: at most so many steps of the student per epoch; 0 = the whole pass.
 
     Returns:
         The student's parameters, leading axis 1.
+
+    Raises:
+        ValueError: counts below the least that is allowed, or clients that cannot vote.
     """
-    rng = seeds.stream(seed, "generator")
-    share = torch.tensor(samples, dtype=torch.float32, device=cnn.device)
-    weights = share / share.sum()
-    generator = seeded_generator(cnn, rng)
-    student = Student(cnn, payload, weights, lr)
-    for _ in range(epochs):
-        z, y = noise(rng, batch, cnn)
-        z.requires_grad_()
-        rule = torch.optim.Adam([*generator.parameters(), z], lr=1e-3, betas=(0.5, 0.999))
-        for _ in range(GENERATOR_STEPS):
-            images = generator(z)
-            teacher = ensemble(cnn, payload, images, weights)
-            loss = F.cross_entropy(teacher, y) + disagreement(student.logits(images), teacher)
-            rule.zero_grad()
-            loss.backward()
-            rule.step()
-        for _ in range(STUDENT_STEPS):
-            z, _ = noise(rng, batch, cnn)
-            with torch.no_grad():
-                images = generator(z)
-                teacher = ensemble(cnn, payload, images, weights)
-            student.step(images, teacher, TEMPERATURE)
-    return student.payload()
+    check(epochs=epochs, batch=batch, generator_steps=generator_steps, width=generator_width)
+    weights = votes(samples, payload)
+    student = cnn.initial([0], seed=seed)
+    moments = optimizers.sgd(MOMENTUM).init(student)
+    pool: list[Tensor] = []
+    answers: list[Tensor] = []
+    for epoch in range(epochs):
+        images, _ = synthesise(
+            cnn,
+            payload,
+            weights,
+            student,
+            steps=generator_steps,
+            width=generator_width,
+            batch=batch,
+            seed=seed,
+            epoch=epoch,
+        )
+        pool.append(images)
+        with torch.no_grad():
+            answers.append(ensemble(cnn, payload, images, weights))
+        x, t = torch.cat(pool), torch.cat(answers)
+        batches = shuffled(len(x), batch, student_steps, seed=seed, epoch=epoch)
+        lessons = ((x[b], t[b]) for b in batches)
+        study(cnn, student, moments, lessons, lr=lr, temperature=TEMPERATURE)
+    return student
 
 
-def noise(rng: np.random.Generator, batch: int, cnn: Cnn) -> tuple[Tensor, Tensor]:
-    """Draw noise (B, 256) and labels (B,)."""
-    z = torch.from_numpy(rng.standard_normal((batch, NOISE), dtype=np.float32))
-    y = torch.from_numpy(rng.integers(cnn.num_classes, size=batch))
-    return z.to(cnn.device), y.to(cnn.device)
-
-
-class Student:
-    """The network that is distilled: starts at the weighted mean of the clients'."""
-
-    def __init__(self, cnn: Cnn, payload: Payload, weights: Tensor, lr: float) -> None:
-        self.cnn = cnn
-        self.parameters = {
-            name: torch.tensordot(weights, value, 1)[None].requires_grad_()
-            for name, value in payload.items()
-        }
-        self.rule = torch.optim.SGD(self.parameters.values(), lr=lr, momentum=0.9)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Return (B, K)."""
-        return self.cnn.logits(self.parameters, images)[0]
-
-    def step(self, images: Tensor, teacher: Tensor, temperature: float) -> None:
-        """Take one step of distillation."""
-        loss = distillation(self.logits(images), teacher, temperature)
-        self.rule.zero_grad()
-        loss.backward()
-        self.rule.step()
-
-    def payload(self) -> Payload:
-        """Return the parameters, leading axis 1."""
-        return {name: value.detach() for name, value in self.parameters.items()}
+def check(**counts: int) -> None:
+    """Raise a ValueError for a count below 1, or a batch below 2."""
+    for name, value in counts.items():
+        least = 2 if name == "batch" else 1
+        if value < least:
+            raise ValueError(f"{name}={value}: allowed are integers from {least}")
