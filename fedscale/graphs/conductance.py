@@ -173,8 +173,8 @@ def _checked(A: np.ndarray | csr_array | nx.Graph) -> np.ndarray | csr_array:
     if A.ndim != 2 or A.shape[0] != A.shape[1] or not A.shape[0]:
         raise ValueError(f"A: shape {A.shape}; allowed are square matrices of at least one node")
     values = A.data if issparse(A) else A
-    if not np.isfinite(values).all():
-        raise ValueError("A: allowed are finite numbers")
+    if not np.isfinite(values.sum()):
+        raise ValueError("A: allowed are finite numbers with a finite sum")
     largest = abs(A).max()
     if A.min() < -NOISE * largest or abs(A - A.T).max() > 1e-9 * largest:
         raise ValueError("A: allowed are symmetric matrices of numbers from 0")

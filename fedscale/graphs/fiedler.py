@@ -75,8 +75,9 @@ def _normalised(A: np.ndarray | csr_array) -> tuple[np.ndarray | csr_array, np.n
         entries = A.tocoo()
         rows, columns = entries.coords
         data = entries.data * scale[rows] * scale[columns]
-        B = csr_array((data, (rows, columns)), shape=A.shape)
-        return (B + csr_array(np.diag(alone.astype(float))) if alone.any() else B), root
+        loops = np.flatnonzero(alone)
+        places = np.concatenate([rows, loops]), np.concatenate([columns, loops])
+        return csr_array((np.concatenate([data, alone[loops]]), places), shape=A.shape), root
     return A * scale[:, None] * scale + np.diag(alone.astype(float)), root
 
 

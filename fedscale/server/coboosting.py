@@ -65,11 +65,10 @@ def distil(
 
     Every epoch: a generator for hard images; one step of the clients' weights per batch of the
     images so far; the student, at T = 4, on perturbed images. Weights start equal and sum to 1;
-    nothing keeps that sum, which scales the teacher. Clients without samples keep the weight 0.
+    nothing keeps that sum, which scales the teacher.
     """
-    dense.check(epochs=epochs, batch=batch, generator_steps=generator_steps, width=generator_width)
-    weights = dense.votes(samples, payload)
-    voting = weights > 0
+    dense.check(epochs, batch, generator_steps, generator_width, student_steps)
+    payload, weights = dense.voters(payload, samples)
     student = cnn.initial([0], seed=seed)
     moments = optimizers.sgd(dense.MOMENTUM).init(student)
     pool: list[Tensor] = []
@@ -94,7 +93,7 @@ def distil(
         for rows in batches:
             with torch.no_grad():
                 logits = cnn.logits(payload, x[rows])
-            weights = reweighted(logits, y[rows], weights, epoch) * voting
+            weights = reweighted(logits, y[rows], weights, epoch)
         lessons = _lessons(cnn, payload, weights, [x[rows] for rows in batches], seed, epoch)
         dense.study(cnn, student, moments, lessons, lr=lr, temperature=TEMPERATURE)
     return student

@@ -80,22 +80,23 @@ def _norm(x: Tensor, generator: Payload, name: str) -> Tensor:
     return F.batch_norm(x, None, None, scale, shift, training=True)
 
 
-def votes(samples: Sequence[int], payload: Payload) -> Tensor:
-    """Return the weights (C,) of the ensemble: equal for all clients that have samples, sum 1.
+def voters(payload: Payload, samples: Sequence[int]) -> tuple[Payload, Tensor]:
+    """Return the payload of the clients that have samples, and their equal weights of sum 1.
 
     Raises:
         ValueError: no client has samples, or one that has is not finite.
     """
-    voting = torch.tensor([int(count > 0) for count in samples])
-    clients = len(payload["head.bias"])
-    if len(voting) != clients or not voting.any():
+    clients = [client for client, count in enumerate(samples) if count > 0]
+    if len(samples) != len(payload["head.bias"]) or not clients:
         raise ValueError(
-            f"samples={list(samples)}: allowed are the counts of {clients} clients, not all 0"
+            f"samples={list(samples)}: allowed are counts of {len(payload['head.bias'])} clients, "
+            "not all 0"
         )
-    for client in torch.nonzero(voting).flatten().tolist():
+    for client in clients:
         if not all(torch.isfinite(value[client]).all() for value in payload.values()):
             raise ValueError(f"payload: client {client} is not finite; allowed are finite values")
-    return (voting / voting.sum()).to(payload["head.bias"])
+    chosen = {name: value[clients] for name, value in payload.items()}
+    return chosen, torch.full_like(chosen["head.bias"][:, 0], 1 / len(clients))
 
 
 def ensemble(cnn: Cnn, payload: Payload, images: Tensor, weights: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ def distil(
     Args:
         cnn: the clients' architecture, and the student's.
         payload: the clients' parameters, leading axis C.
-        samples: (C,) training samples of each client; see `votes`.
+        samples: (C,) training samples of each client; those without do not vote.
         epochs: new generators, each followed by a pass of the student over the images so far.
         lr: of the student's SGD.
         batch: images per generator and per step of the student, at least 2.
@@ -227,8 +228,8 @@ def distil(
     Raises:
         ValueError: counts below the least that is allowed, or clients that cannot vote.
     """
-    check(epochs=epochs, batch=batch, generator_steps=generator_steps, width=generator_width)
-    weights = votes(samples, payload)
+    check(epochs, batch, generator_steps, generator_width, student_steps)
+    payload, weights = voters(payload, samples)
     student = cnn.initial([0], seed=seed)
     moments = optimizers.sgd(MOMENTUM).init(student)
     pool: list[Tensor] = []
@@ -255,9 +256,17 @@ def distil(
     return student
 
 
-def check(**counts: int) -> None:
-    """Raise a ValueError for a count below 1, or a batch below 2."""
-    for name, value in counts.items():
-        least = 2 if name == "batch" else 1
+def check(
+    epochs: int, batch: int, generator_steps: int, generator_width: int, student_steps: int
+) -> None:
+    """Raise a ValueError for a count of `distil` that is too small."""
+    counts = (
+        ("epochs", epochs, 1),
+        ("batch", batch, 2),
+        ("generator_steps", generator_steps, 1),
+        ("generator_width", generator_width, 1),
+        ("student_steps", student_steps, 0),
+    )
+    for name, value, least in counts:
         if value < least:
             raise ValueError(f"{name}={value}: allowed are integers from {least}")
