@@ -107,7 +107,6 @@ SCALES: dict[str, dict[str, dict[str, Any]]] = {
             "data.partition": "extreme",
             "data.clients": 12,
             "local.lr": 1e-3,
-            "local.prompt_lr": 0.03,
             "local.epochs": 2,
             "graph.degree": 4,
             "rounds": 10,

@@ -11,6 +11,7 @@ SWEEP = Sweep(
         "merge.schedule": Axis(grid=("fixed", "anneal")),
         "merge.epsilon": Axis(grid=(0.01, 0.1), low=1e-3, high=1.0, log=True),
     },
+    overrides={"local.prompt_lr": 0.03},
     report=compare_report("merge.schedule"),
     seeds=(0, 1),
     advice="python -m analysis.report results",

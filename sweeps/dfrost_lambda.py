@@ -8,6 +8,7 @@ SWEEP = Sweep(
     about="Sweep the regularization weight λ of D-FROST's optimal-transport merge.",
     methods=("dfrost",),
     space={"merge.lam": Axis(grid=(1e-4, 1e-3, 1e-2, 0.1, 1.0), low=1e-4, high=1.0, log=True)},
+    overrides={"local.prompt_lr": 0.03},  # prompts that drift: with small steps all λ agree
     references={"index-wise mean": "davg_adam_pt"},
     report=curve_report("merge.lam"),
     advice="python -m analysis.report results",
