@@ -53,7 +53,8 @@ class RunConfig(Part):
     eval_every: Annotated[int, Field(ge=1, le=99_999)] = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     diagnostics: bool = False
-    """Record what the papers' theorems bound; costs time."""
+    """Record what theorems bound: merge_objective, merge_delta, merge_bound (Theorem 1 of D-FROST),
+    in cycles gap and gap_bound (equation 32 of SSD-FL). Costs time."""
     data: DataConfig = DataConfig()
     backbone: BackboneConfig = BackboneConfig()
     prompts: PromptConfig = PromptConfig()

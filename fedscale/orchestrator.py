@@ -97,6 +97,8 @@ class RoundOrchestrator:
                 {key: value[c.start : c.stop] for key, value in self.safe.items()}
                 for c in self.layout
             ]
+        self.gaps: dict[int, Any] = {}
+        self.gap_rows = rows.Gaps()
         samples = [len(part) for part in self.parts]
         self.steps = schedule.steps(self.config, samples, self.clusters, self.committed + 1)
 
@@ -226,6 +228,8 @@ class RoundOrchestrator:
             returns=2,
         )
         self.blocks = [block for block, _ in answers]
+        if self.config.diagnostics and self.config.cycles:
+            self.gaps[step.round] = self.pool.call(0, "gap", *self.blocks)
         if step.serve:
             served = self.pool.call(0, "serve", *trained)
             self.blocks = self._ask("adopt", [(block, served) for block in self.blocks])
@@ -234,7 +238,11 @@ class RoundOrchestrator:
     def _collect(self, step: Step, train_stats: list[Any], mix_stats: list[Any]) -> dict[str, Any]:
         """Wait for a round and return its record, not yet measured."""
         trained = [self.pool.get(s) for s in train_stats if s is not None]
-        return rows.of_step(step, trained, [self.pool.get(s) for s in mix_stats])
+        row = rows.of_step(step, trained, [self.pool.get(s) for s in mix_stats])
+        if step.round in self.gaps:
+            gap = self.pool.get(self.gaps.pop(step.round))
+            row |= self.gap_rows.row(step, gap, row["rho"])
+        return row
 
     def _commit(self, step: Step, made: list[dict[str, Any]]) -> dict[str, Any]:
         """Measure, write the records since the last commit, then the state."""

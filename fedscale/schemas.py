@@ -47,6 +47,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         (_FLOAT, "accuracy_mean accuracy_min accuracy_max accuracy_std accuracy_averaged"),
         (_FLOAT, "loss consensus_error disagreement prompt_norm prompts_mean head_error rho"),
         (_LONG, "bytes_sent bytes_prompts"),
+        (_FLOAT, "merge_objective merge_delta merge_bound gap gap_bound"),
         (_FLOAT, "train_seconds merge_seconds measure_seconds"),
         (_INT, "active_clients"),
     ),

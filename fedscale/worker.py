@@ -189,7 +189,8 @@ class ClientWorker:
 
         Returns:
             The merged block, and {"bytes": what one client sends to one neighbour, the mean over
-            the block, "bytes_prompts": its prompts' part, "seconds": float}.
+            the block, "bytes_prompts": its prompts' part, "theorem_1": see `ot.theorem_1`, empty
+            without diagnostics, "seconds": float}.
 
         Raises:
             pfpt.TooManyPrompts: a client's prompts exceed prompts.limit.
@@ -201,9 +202,10 @@ class ClientWorker:
         received = blocks.join(self.config.blocks(), others, sent)
         weights = torch.as_tensor(step.weights[here])
         merged: dict[str, torch.Tensor] = {}
+        trace: list[ot.OTMerge] = []
         for key, value in received.items():
             if key == "prompts" and m.name == "ot":
-                merged[key] = self._transport(step, weights != 0, here, previous, value)
+                merged[key] = self._transport(step, weights != 0, here, previous, value, trace)
             elif key.startswith("prompts") and m.name == "pfpt":
                 continue
             else:
@@ -221,6 +223,7 @@ class ClientWorker:
         return result, {
             "bytes": blocks.message_bytes(own, sent),
             "bytes_prompts": blocks.message_bytes(own, [k for k in sent if k == "prompts"]),
+            "theorem_1": ot.theorem_1(trace, m.epsilon, m.lam, m.sigma2),
             "seconds": time.perf_counter() - started,
         }
 
@@ -247,8 +250,10 @@ class ClientWorker:
         own: np.ndarray,
         previous: Block,
         received: np.ndarray,
+        trace: list[ot.OTMerge],
     ) -> torch.Tensor:
         """Merge neighbourhoods' prompts by optimal transport (eq. 6–9); `own` are own rows."""
+        watched = self.config.diagnostics
         m = self.config.merge
         updated = torch.as_tensor(received)
         if m.start == "previous":
@@ -269,6 +274,8 @@ class ClientWorker:
             schedule=m.schedule,
             epsilon_init=m.epsilon_init,
             tolerance=m.tolerance,
+            objective=watched,
+            trace=trace if watched else None,
         )
         return merged[0]
 
@@ -302,6 +309,12 @@ class ClientWorker:
         for key, value in zip(found, (losses, flat, bent), strict=True):
             found[key][here] = value.cpu().numpy()
         return found
+
+    def gap(self, *everyone: Block) -> float:
+        """Return ‖θ − mean θ‖ over all clients and trainables, SSD-FL's consensus gap."""
+        joined = blocks.owned(blocks.join(self.config.blocks(), everyone))
+        found = metrics.network(joined)["disagreement"]
+        return float((found or 0.0) * self.config.data.clients) ** 0.5
 
     def serve(self, *everyone: Block) -> Block:
         """Act as the server: return one model (leading axis 1) learnt from what all sent."""

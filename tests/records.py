@@ -62,6 +62,7 @@ def round_row(number, accuracy=None, error=None, **changes):
         "prompt_norm": None,
         "prompts_mean": None,
         "head_error": None,
+        **dict.fromkeys(("merge_objective", "merge_delta", "merge_bound", "gap", "gap_bound")),
         "disagreement": None,
         "cycle": 0,
         "rho": 0.5,

@@ -162,3 +162,18 @@ def test_idle_clients_keep_their_state_and_their_memory():
     for key, value in before.items():
         assert np.array_equal(value[~step.active], after[key][~step.active])
     assert (before["kept.steps"][~step.active] == after["kept.steps"][~step.active]).all()
+
+
+def test_diagnostics_are_recorded_and_the_bounds_hold():
+    found = finish(run(config("dfrost", diagnostics=True)))
+    for row in found.tables["rounds"]:
+        assert np.isfinite(row["merge_objective"])
+        assert 0 <= row["merge_delta"] <= row["merge_bound"]
+    cycles = finish(run(config("ssdfl", diagnostics=True, **{"regime.tau_r": 3})))
+    for row in cycles.tables["rounds"]:
+        assert row["gap"] >= 0
+        if row["phase"] == "inter":
+            assert row["gap"] <= row["gap_bound"] * (1 + 1e-6) + 1e-9
+    plain = finish(run(config("dfrost")))
+    assert same(plain.payload(), found.payload())
+    assert plain.tables["rounds"][0]["merge_objective"] is None

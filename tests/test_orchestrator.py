@@ -85,7 +85,9 @@ def test_local_head_is_not_mixed():
     run._submit(step)
     trained = run.pool.workers[0].train(step, before)[0]
     assert np.array_equal(run.payload()["head.weight"], trained["head.weight"])
-    row = run._collect(step, [], [{"bytes": 40.0, "bytes_prompts": 40.0, "seconds": 0.0}])
+    row = run._collect(
+        step, [], [{"bytes": 40.0, "bytes_prompts": 40.0, "seconds": 0.0, "theorem_1": {}}]
+    )
     assert row["bytes_sent"] == row["bytes_prompts"] == 8 * 3 * 40
 
 

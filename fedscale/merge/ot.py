@@ -141,6 +141,8 @@ def merge_neighbourhoods(
     updated: Tensor,
     start: Tensor,
     own: Tensor | np.ndarray,
+    *,
+    trace: list[OTMerge] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Merge every client's closed neighbourhood: ragged, padded, in as few calls as fit.
@@ -150,6 +152,7 @@ def merge_neighbourhoods(
         updated: (M, n, d) every client's prompts after training.
         start: (C, n, d) Φ(0): the clients' previous prompts, `updated[own]` or `sample_starts`.
         own: (C,) ints, each client's own row of `updated`.
+        trace: the batched results of all calls are appended to it.
         options: of `ot_merge`.
 
     Returns:
@@ -198,7 +201,39 @@ def merge_neighbourhoods(
         mask = present.repeat_interleave(n, dim=1)
         merged = ot_merge(omega, start[rows], mask=mask, **options)
         phi[rows], mass[rows] = merged.phi, merged.mass
+        if trace is not None:
+            trace.append(merged)
     return phi, mass
+
+
+def theorem_1(trace: list[OTMerge], epsilon: float, lam: float, sigma2: float) -> dict[str, float]:
+    """Summarise merges traced with `objective=True` beside D-FROST's Theorem 1.
+
+    min_s Δ(s) ≤ sqrt(4 (J(0) − J*) / (μS)), μ = min(ε, λ/σ²). The last J stands for J*: the proof
+    sums over the falls of J, so the sharper bound holds too.
+
+    Returns:
+        Means over clients: objective (the last J), delta (the least Δ), bound (infinite for λ = 0);
+        and their number, clients. Empty without a merge.
+    """
+    if not trace:
+        return {}
+    J = torch.cat([_objectives(merge) for merge in trace])
+    delta = torch.cat([merge.delta for merge in trace])
+    mu = min(epsilon, lam / sigma2)
+    fall = (J[:, 0] - J[:, -1]).clamp(min=0)
+    bound = (4 * fall / (mu * delta.shape[1])).sqrt() if mu else torch.full_like(fall, torch.inf)
+    return {
+        "objective": float(J[:, -1].mean()),
+        "delta": float(delta.min(dim=1).values.mean()),
+        "bound": float(bound.mean()),
+        "clients": len(J),
+    }
+
+
+def _objectives(merge: OTMerge) -> Tensor:
+    assert merge.objective is not None, "asked for"
+    return merge.objective
 
 
 def sample_starts(
