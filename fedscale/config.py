@@ -258,6 +258,26 @@ def _check_method(config: RunConfig) -> None:
             "must be sgd",
         ),
         (
+            local.devices == "mixed" and (local.momentum > 0 or local.mu > 0),
+            f"local.devices=mixed: devices draw their own; local.momentum={local.momentum:g} and "
+            f"local.mu={local.mu:g} must be 0",
+        ),
+        (
+            config.graph.participation < 1 and config.regime.name != "gossip",
+            f"graph.participation={config.graph.participation:g}: must be 1 when "
+            f"regime.name={config.regime.name}",
+        ),
+        (
+            config.graph.link_drop > 0 and config.regime.name in ("server", "stc", "cstc"),
+            f"graph.link_drop={config.graph.link_drop:g}: must be 0 when "
+            f"regime.name={config.regime.name} (stc and cstc drop half of the links by themselves)",
+        ),
+        (
+            config.regime.train_rounds > 0 and config.regime.name != "gossip",
+            f"regime.train_rounds={config.regime.train_rounds}: must be 0 when "
+            f"regime.name={config.regime.name}",
+        ),
+        (
             cnn and head.name != "trained",
             f"head.name={head.name}: needs a frozen backbone; allowed with cnn: trained",
         ),
@@ -268,7 +288,8 @@ def _check_method(config: RunConfig) -> None:
         ),
         (
             head.restat and (head.name == "trained" or config.regime.name != "server"),
-            "head.restat=True: needs a head from statistics and regime.name=server",
+            "head.restat=True: needs a head from statistics (ridge, fedcgs, fedpft) and "
+            "regime.name=server",
         ),
         (
             config.server.name != "none" and not (cnn and config.regime.name == "server"),
