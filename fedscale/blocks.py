@@ -13,11 +13,13 @@ import torch
 
 from fedscale.config import RunConfig
 from fedscale.local.cohort import Memory, Payload
+from fedscale.server import fedpft
 
 Block = dict[str, np.ndarray]
 """The payload of a block of C clients, each array with a leading axis of length C."""
 
 STATS, KEPT = "stats.", "kept."
+MIXTURES = "stats.mixtures"
 
 
 def owned(block: Mapping[str, np.ndarray]) -> Block:
@@ -39,10 +41,12 @@ def sent(config: RunConfig, block: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def message_bytes(block: Mapping[str, np.ndarray], keys: Iterable[str]) -> float:
-    """Return the bytes of these entries per client; of prompts only those that are held."""
+    """Return the bytes of these entries per client; of prompts and mixtures only what is held."""
     sizes = {key: block[key].nbytes / len(block[key]) for key in keys}
     if "prompts" in sizes and "prompts.count" in block:
         sizes["prompts"] *= float(block["prompts.count"].mean()) / block["prompts"].shape[1]
+    if MIXTURES in sizes:
+        sizes[MIXTURES] = float(np.mean([fedpft.message_bytes(m) for m in block[MIXTURES]]))
     return sum(sizes.values())
 
 

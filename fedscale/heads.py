@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedscale import blocks
-from fedscale.blocks import Block
+from fedscale.blocks import MIXTURES, Block
 from fedscale.config import RunConfig
 from fedscale.local import statistics
 from fedscale.local.cohort import CohortData
@@ -25,8 +25,8 @@ from fedscale.server import analytic, coboosting, dense, fedcgs, fedpft
 if TYPE_CHECKING:
     from fedscale.problems import Learner
 
-GRAM, SUMS, COUNTS, MIXTURES = "stats.gram", "stats.sums", "stats.counts", "stats.mixtures"
-"""Σ h hᵀ packed (d(d+1)/2), Σ h yᵀ (d, K), samples per class (K,); mixtures (K, J, 2d + 2)."""
+GRAM, SUMS, COUNTS = "stats.gram", "stats.sums", "stats.counts"
+"""Σ h hᵀ packed (d(d+1)/2), Σ h yᵀ (d, K), samples per class (K,), of FedCGS only."""
 
 
 def describe_data(
@@ -57,38 +57,28 @@ def describe_data(
         index = torch.from_numpy(rows).to(data.inputs.device)
         labels = data.labels[index.to(data.labels.device)]
         parts = learner.features(payload, data.inputs[index], client)
-        chunks = ((h, labels[part]) for part, h in parts)
+        chunks = ((h, labels[part].to(h.device)) for part, h in parts)
+        width = learner.model.width
         if config.head.name == "fedpft":
-            each = _mixtures(config, chunks, num_classes, clients[client])
+            each = _mixtures(config, chunks, width, num_classes, clients[client])
         else:
-            each = _sums(chunks, learner.model.width, num_classes)
+            sums = statistics.client_statistics(chunks, [len(rows)], width, num_classes)
+            each = {GRAM: sums.gram[0].cpu().numpy(), SUMS: sums.sums[0].cpu().numpy()}
+            if config.head.name == "fedcgs":
+                each[COUNTS] = sums.counts[0].cpu().numpy()
         for key, value in each.items():
             found.setdefault(key, []).append(value)
     return {key: np.stack(value) for key, value in found.items()}
 
 
 def _mixtures(
-    config: RunConfig, chunks: Any, num_classes: int, client: int
+    config: RunConfig, chunks: Any, width: int, num_classes: int, client: int
 ) -> dict[str, np.ndarray]:
-    pairs = [(h.cpu().numpy(), y.cpu().numpy()) for h, y in chunks]
+    empty = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
+    pairs = [empty, *((h.cpu().numpy(), y.cpu().numpy()) for h, y in chunks)]
     features, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
     fitted = fedpft.mixtures(features, labels, num_classes, seed=config.seed, client=client)
     return {MIXTURES: fitted}
-
-
-def _sums(chunks: Any, width: int, num_classes: int) -> dict[str, np.ndarray]:
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    sums = torch.zeros(width, num_classes, dtype=torch.float64)
-    counts = np.zeros(num_classes)
-    for h, y in chunks:
-        r, c = statistics.sufficient_statistics(h.cpu(), y.cpu(), num_classes)
-        gram, sums = gram + r, sums + c
-        counts += np.bincount(y.cpu().numpy(), minlength=num_classes)
-    return {
-        GRAM: statistics.pack_symmetric(gram).numpy(),
-        SUMS: sums.numpy(),
-        COUNTS: counts,
-    }
 
 
 def deploy(config: RunConfig, block: Block, clients: int) -> Block:

@@ -38,7 +38,7 @@ def of_step(
         mixed: what `ClientWorker.mix` reported, per worker.
     """
     loss = np.concatenate([s["loss"] for s in trained]) if trained else np.array([np.nan])
-    links = metrics.messages(step.weights)
+    links = metrics.messages(step.weights) if step.messages < 0 else step.messages
     return {
         **dict.fromkeys(MEASURED),
         "round": step.round,

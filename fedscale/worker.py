@@ -219,7 +219,9 @@ class ClientWorker:
         idle = ~step.active[here]
         if idle.any():
             for key in merged:
-                result[key][idle] = own[key][idle]
+                # PFPT keeps idle clients itself; its rows may have another length than before.
+                if m.name != "pfpt" or not key.startswith("prompts"):
+                    result[key][idle] = own[key][idle]
         return result, {
             "bytes": blocks.message_bytes(own, sent),
             "bytes_prompts": blocks.message_bytes(own, [k for k in sent if k == "prompts"]),

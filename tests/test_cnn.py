@@ -297,6 +297,9 @@ def test_images_become_inputs():
     torch.testing.assert_close(
         Cnn(2, 2, 1, (4,)).inputs(colour).flatten(), torch.full((4,), -1 / 3)
     )
+    stripes = np.zeros((1, 12, 12, 3), np.uint8)
+    stripes[:, ::2] = 255
+    assert Cnn(2, 4, 1, (4,)).inputs(stripes).abs().max() < 0.2  # antialiased: grey, not black
     assert Cnn(2, 7, 3, (4,), dtype=torch.float64).inputs(colour[:0]).shape == (0, 3, 7, 7)
 
 
@@ -330,6 +333,16 @@ def test_wrong_values_are_refused(change):
         Cnn(**{**SMALL, **change})
     with pytest.raises(ValueError, match=r"^init=each: allowed are shared and per_client$"):
         small().initial([0], seed=0, init="each")
+
+
+@pytest.mark.parametrize(("counts", "chunk"), [([2, 0], None), ([1, 1], 0), ([3, -1], 2)])
+def test_empty_batches_are_refused(counts, chunk):
+    cnn = small()
+    payload, inputs, labels = problem(cnn, 2, 2)
+    with pytest.raises(ValueError, match=r"^counts=.*: allowed are integers from 1$"):
+        cnn.gradients(payload, inputs, labels, counts, chunk=chunk)
+    with pytest.raises(ValueError, match=r"^counts=\[1\]: allowed are those that sum to 2 inputs"):
+        cnn.gradients(payload, inputs, labels, [1])
 
 
 def test_value_semantics():

@@ -136,12 +136,15 @@ def test_a_constant_feature_is_no_information(n, value, caplog):
     torch.testing.assert_close(found, one, rtol=0, atol=1e-8)
 
 
-def test_a_class_without_samples_is_never_predicted():
+@pytest.mark.parametrize("shift", [0.0, 300.0])
+def test_a_class_without_samples_is_never_predicted(shift):
     h, y = problem()
+    h = h + shift
     W, b = fedcgs.head(*statistics(h, 2 * y, 6), 0.0)
     right = fedcgs.head(*statistics(h, y, 3), 0.0)
     torch.testing.assert_close(W[:, ::2], right[0])
     torch.testing.assert_close(b[::2], right[1])
+    assert float(right[1].max()) < -690 or not shift, "the bias alone would not do"
     far = torch.randn(500, 4, dtype=torch.float64) * 1e6
     found = far @ W + b
     assert found.isfinite().all()

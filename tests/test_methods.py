@@ -164,6 +164,18 @@ def test_idle_clients_keep_their_state_and_their_memory():
     assert (before["kept.steps"][~step.active] == after["kept.steps"][~step.active]).all()
 
 
+def test_idle_clients_keep_their_prompts_under_pfpt():
+    found = run(config("pfpt_dec", **{"graph.participation": 0.5}))
+    found.advance()
+    before, step = found.payload(), next(found.steps)
+    found._submit(step)
+    after = found.payload()
+    for client in np.flatnonzero(~step.active):
+        held = int(before["prompts.count"][client])
+        assert after["prompts.count"][client] == held
+        assert np.array_equal(after["prompts"][client, :held], before["prompts"][client, :held])
+
+
 def test_diagnostics_are_recorded_and_the_bounds_hold():
     found = finish(run(config("dfrost", diagnostics=True)))
     for row in found.tables["rounds"]:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -5,10 +6,11 @@ import pytest
 import timm
 import torch
 from timm.layers import Mlp, SwiGLUPacked
+from timm.models.convit import ConVit
 from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
 from torch import nn
 
-from fedscale.models import backbone, frozen
+from fedscale.models import backbone, frozen, prompted
 from fedscale.models.prompted import Prompted
 from fedscale.models.vit import Unsupported
 
@@ -238,7 +240,7 @@ def test_what_is_not_understood_is_refused_in_one_line(words):
 
 
 def test_models_with_another_forward_are_refused():
-    for name in ("deit_tiny_distilled_patch16_224", "convit_tiny", "beit_base_patch16_224"):
+    for name in ("deit_tiny_distilled_patch16_224", "cait_xxs24_224", "eva02_tiny_patch14_224"):
         with pytest.raises(Unsupported, match="forward pass of its own"):
             Prompted(timm.create_model(name, pretrained=False), SPEC)
 
@@ -258,16 +260,191 @@ def test_unknown_precision_is_refused():
         Prompted(vit(), SPEC, precision="float16")
 
 
-@pytest.mark.parametrize("name", list(backbone.BACKBONES))
-def test_every_backbone_of_the_package(name):
+# The contract: every backbone, small, as timm builds it under its published name.
+
+
+@pytest.fixture(params=list(backbone.BACKBONES))
+def family(request):
+    """(name, small timm model with 2 heads, its specification on images of 32 pixels)."""
+    name, spec = request.param, backbone.BACKBONES[request.param]
+    torch.manual_seed(1)
+    if name == "nano":
+        module = backbone.build("nano", "random").eval()
+    else:
+        size = {"img_size": 32, "patch_size": 8, "depth": 4, "num_heads": 2, "num_classes": 0}
+        size |= {"embed_dim": 12, "local_up_to_layer": 2} if "convit" in name else {"embed_dim": 24}
+        module = timm.create_model(spec.timm_name, **size)
+    for p in module.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return name, module.eval().requires_grad_(False), replace(spec, image_size=32)
+
+
+def width(module):
+    return module.norm.normalized_shape[0]
+
+
+def joins(module):
+    """The module of timm's forward that CLS, prompts and patches enter together."""
+    if isinstance(module, ConVit):
+        return module.blocks[module.local_up_to_layer]
+    return module.norm_pre
+
+
+def through_timm(module, x, own=None):
+    """timm's own forward_features, prompts (B, n, d) put in between CLS and patches."""
+
+    def put(_, args):
+        return torch.cat([args[0][:, :1], own, args[0][:, 1:]], 1)
+
+    if own is None:
+        return module.forward_features(x)[:, 0]
+    with joins(module).register_forward_pre_hook(put):
+        return module.forward_features(x)[:, 0]
+
+
+def normalised(spec, batch):
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
+    return (torch.from_numpy(batch).permute(0, 3, 1, 2).float() / 255 - mean) / std
+
+
+def features_and_gradient(function, own, weights):
+    own = own.clone().requires_grad_()
+    out = function(own)
+    return out.detach(), torch.autograd.grad((out * weights).sum(), own)[0]
+
+
+def test_the_unprompted_path_is_timms_forward(family):
+    _, module, spec = family
+    batch = images(5)
+    model = Prompted(module, spec)
+    found = model.features(model.tokens(batch))
+    close(found, module.forward_features(normalised(spec, batch))[:, 0])
+    close(found, module(normalised(spec, batch)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_prompts_join_where_they_must_and_all_get_a_gradient(family, precision, count):
+    _, module, spec = family
+    batch, counts = images(7), [3, 1, 3]
+    own, weights = torch.randn(3, count, width(module)), torch.randn(7, width(module))
+    each, x = torch.tensor(counts), normalised(spec, batch)
+
+    def reference(p):
+        return through_timm(module, x, p.repeat_interleave(each, 0))
+
+    out, right = features_and_gradient(reference, own, weights)
+    assert float((out - through_timm(module, x)).norm() / out.norm()) > 1e-2
+    model = Prompted(module, spec, precision=precision)
+    exact = precision == "float32"
+    for projected in (False, True):
+        tokens = model.tokens(batch, projected=projected)
+        found, gradient = features_and_gradient(
+            lambda p, tokens=tokens: model.features(tokens, p, counts), own, weights
+        )
+        close(found, out, 1e-5 if exact else 3e-2)
+        close(gradient, right, 1e-5 if exact else 6e-2)
+        assert float(gradient.abs().amax(2).min()) > 0
+
+
+def test_rows_are_cls_prompts_patches():
+    tokens = torch.arange(3 * 4).view(3, 4, 1)
+    own = 100 + torch.arange(2 * 2).view(2, 2, 1)
+    rows = prompted._join(tokens, own, [1, 2]).view(3, -1).tolist()
+    assert rows == [
+        [0, 100, 101, 1, 2, 3],
+        [4, 102, 103, 5, 6, 7],
+        [8, 102, 103, 9, 10, 11],
+    ]
+
+
+def test_tokens_are_what_enters_the_blocks_with_cls_first(family):
+    _, module, spec = family
+    batch, seen = images(4), []
+    entry = joins(module) if isinstance(module, ConVit) else module.blocks[0]
+    with entry.register_forward_pre_hook(lambda _, args: seen.append(args[0])):
+        module.forward_features(normalised(spec, batch))
+    tokens = Prompted(module, spec).tokens(batch)
+    close(tokens, seen[0])
+    assert tokens.shape == (4, 1 + 16, width(module))
+    # CLS has seen no image yet; every patch has seen its own.
+    assert torch.equal(tokens[0, 0], tokens[1, 0])
+    assert float((tokens[0, 1:] - tokens[1, 1:]).norm(dim=1).min()) > 0
+
+
+def test_patches_and_prompts_are_sets_past_their_positions(family):
+    """Positions are in the tokens; prompts have none; CLS is told apart by its place alone."""
+    _, module, spec = family
+    model = Prompted(module, spec)
+    tokens, own = model.tokens(images(3)), torch.randn(1, 5, model.width)
+    weights, patches, order = torch.randn(3, model.width), torch.randperm(16), torch.randperm(5)
+
+    def run(tokens, own):
+        return features_and_gradient(lambda p: model.features(tokens, p, [3]), own, weights)
+
+    out, gradient = run(tokens, own)
+    shuffled = torch.cat([tokens[:, :1], tokens[:, 1:][:, patches]], 1)
+    again, same = run(shuffled, own[:, order])
+    close(again, out)
+    close(same, gradient[:, order])
+    swapped, _ = run(tokens[:, [1, 0, *range(2, 17)]], own)
+    assert float((swapped - out).norm() / out.norm()) > 1e-2
+
+
+@pytest.mark.parametrize("family", sorted({*backbone.BACKBONES} - {"nano"}), indirect=True)
+def test_patches_of_an_image_move_with_their_positions(family):
+    """Where patches meet in attention alone: not in ConViT's grid (nor in nano's stem)."""
+    _, module, spec = family
+    order = torch.randperm(16).tolist()
+    batch, own = images(3), torch.randn(1, 4, width(module))
+    squares = batch.reshape(3, 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(3, 16, 8, 8, 3)
+    moved = squares[:, order].reshape(3, 4, 4, 8, 8, 3).transpose(0, 1, 3, 2, 4, 5)
+    moved = np.ascontiguousarray(moved.reshape(3, 32, 32, 3))
+
+    def run(batch):
+        model = Prompted(module, spec)
+        return model.features(model.tokens(batch), own, [3])
+
+    out, image_alone = run(batch), run(moved)
+    first = module.pos_embed.shape[1] - 16
+    kept = module.pos_embed.data[:, first:].clone()
+    module.pos_embed.data[:, first:] = kept[:, order]
+    together = run(moved)
+    assert float((image_alone - out).norm() / out.norm()) > 1e-3
+    if isinstance(module, ConVit):
+        assert float((together - out).norm() / out.norm()) > 1e-3
+    else:
+        close(together, out)
+
+
+def test_only_clips_norm_sees_a_prompt_before_the_blocks(family):
+    """A norm forgets scale and shift: prompts that join before it are blind to both."""
+    name, module, spec = family
+    model = Prompted(module, spec)
+    tokens, own = model.tokens(images(3)), 30 * torch.randn(1, 4, model.width)
+    change = model.features(tokens, 3 * own + 20, [3]) - model.features(tokens, own, [3])
+    assert (float(change.norm()) < 1e-3) == (name == "clip_b16")
+
+
+FULL = [
+    name if name == "nano" else pytest.param(name, marks=pytest.mark.slow)
+    for name in backbone.BACKBONES
+]
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_backbone_of_the_package_at_its_full_size(name):
     spec = backbone.BACKBONES[name]
     module = backbone.build(name, "random")
     model = Prompted(module, spec)
     rng = np.random.default_rng(0)
     batch = rng.integers(0, 256, (2, spec.image_size, spec.image_size, 3), dtype=np.uint8)
-    x = torch.from_numpy(batch).permute(0, 3, 1, 2).float() / 255
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
-    own = 0.1 * torch.randn(2, 4, spec.width)
+    x, tokens = normalised(spec, batch), model.tokens(batch)
+    own, weights = 0.1 * torch.randn(2, 4, spec.width), torch.randn(2, spec.width)
     with torch.no_grad():
-        close(model.features(model.tokens(batch)), module((x - mean) / std))
-        close(model.features(model.tokens(batch), own), plain(module, (x - mean) / std, own))
+        close(model.features(tokens), module(x))
+    out, right = features_and_gradient(lambda p: through_timm(module, x, p), own, weights)
+    found, gradient = features_and_gradient(lambda p: model.features(tokens, p), own, weights)
+    close(found, out)
+    close(gradient, right, 1e-4)
+    assert float(gradient.abs().amax(2).min()) > 0

@@ -65,7 +65,9 @@ def test_erdos_renyi_has_the_expected_degree():
 
 
 def test_equal_seeds_give_equal_graphs_and_others_differ():
-    for name in ("regular", "erdos_renyi"):
+    for name in topology.TOPOLOGIES:
+        if name in ("ring", "grid", "complete"):
+            continue
         one, same, other = (
             sorted(topology.build(name, 30, seed=seed, degree=4).edges) for seed in (1, 1, 2)
         )
@@ -101,6 +103,18 @@ def test_connected_redraws_or_says_that_it_cannot():
         (("erdos_renyi", 10, {"degree": float("nan")}), "graph.degree=nan"),
         (("erdos_renyi", 10, {"probability": 1.5}), "graph.probability=1.5"),
         (("erdos_renyi", 10, {"probability": float("nan")}), "graph.probability=nan"),
+        (("watts_strogatz", 3, {}), "data.clients=3: graph.name=watts_strogatz needs more than 3"),
+        (("watts_strogatz", 9, {"neighbours": 9}), "data.clients=9"),
+        (("watts_strogatz", 9, {"neighbours": 2.5}), "graph.neighbours=2.5"),
+        (("watts_strogatz", 9, {"neighbours": -1}), "graph.neighbours=-1"),
+        (("watts_strogatz", 9, {"rewiring": 1.5}), "graph.rewiring=1.5"),
+        (("watts_strogatz", 9, {"rewiring": float("nan")}), "graph.rewiring=nan"),
+        (("random_geometric", 9, {"radius": -0.1}), "graph.radius=-0.1"),
+        (("random_geometric", 9, {"radius": float("nan")}), "graph.radius=nan"),
+        (("random_geometric", 9, {"radius": float("inf")}), "graph.radius=inf"),
+        (("barabasi_albert", 9, {"attachments": 9}), "graph.attachments=9: barabasi_albert on 9"),
+        (("barabasi_albert", 9, {"attachments": 0}), "graph.attachments=0"),
+        (("barabasi_albert", 9, {"attachments": 1.5}), "graph.attachments=1.5"),
         (("star", 10, {}), "graph.name='star' is unknown; allowed: ring, grid"),
         (("ring", 0, {}), "data.clients=0"),
     ],
@@ -115,8 +129,9 @@ def test_impossible_graphs_are_refused_in_one_line(arguments, message):
 
 
 def test_settings_of_other_topologies_are_ignored():
+    others = {"degree": 99, "probability": 7.0, "radius": -1, "neighbours": 99, "rewiring": 7}
     for name in ("ring", "grid", "complete"):
-        topology.check(name, 5, degree=99, probability=7.0)
+        topology.check(name, 5, attachments=99, **others)
 
 
 def test_permuted_keeps_the_shape_and_moves_the_clients():
@@ -148,3 +163,111 @@ def test_induced_keeps_the_edges_between_active_clients_only():
     active = np.array([True, False, True, True, False, False])
     assert sorted(topology.induced(graph, active).edges) == [(0, 2), (0, 3), (2, 3)]
     assert len(topology.induced(graph, active)) == 6
+
+
+@given(st.integers(1, 40), st.integers(1, 4), SEEDS)
+@settings(deadline=None, max_examples=40)
+def test_preferential_attachment_adds_its_edges_per_node(n, attachments, seed):
+    if attachments >= max(n, 2):
+        return
+    graph = topology.build("barabasi_albert", n, seed=seed, attachments=attachments)
+    assert list(graph) == list(range(n)) and nx.is_connected(graph)
+    # A star of m + 1 nodes to begin with, then m edges for every node that joins.
+    assert graph.number_of_edges() == (attachments * (n - attachments) if n > 1 else 0)
+    if attachments == 1:
+        assert nx.is_tree(topology.build("barabasi_albert", n, seed=seed))
+
+
+def test_preferential_attachment_prefers_high_degrees():
+    largest = [
+        max(dict(topology.build("barabasi_albert", 60, seed=seed).degree).values())
+        for seed in range(40)
+    ]
+    uniform = [
+        max(dict(nx.random_labeled_tree(60, seed=seed).degree).values()) for seed in range(40)
+    ]
+    assert np.mean(largest) > 2 * np.mean(uniform)
+
+
+def test_random_geometric_graphs_grow_with_their_radius():
+    sizes = [
+        topology.build("random_geometric", 30, seed=3, radius=radius).number_of_edges()
+        for radius in (0, 0.1, 0.2, 0.5, 2)
+    ]
+    assert sizes == sorted(sizes) and sizes[0] == 0 and sizes[-1] == 30 * 29 // 2
+    default = topology.build("random_geometric", 30, seed=3)
+    assert default.number_of_edges() == sizes[2]
+    # E = pairs × share of the square within 0.2: π r² − 8/3 r³ + r⁴/2 = 0.1059.
+    mean = np.mean(
+        [topology.build("random_geometric", 30, seed=s).number_of_edges() for s in range(200)]
+    )
+    assert abs(mean - 435 * 0.1059) < 3
+
+
+@given(st.integers(2, 60), st.integers(0, 9), SEEDS)
+@settings(deadline=None, max_examples=80)
+def test_small_worlds_have_the_asked_neighbours_odd_ones_too(n, k, seed):
+    if k >= n:
+        return
+    regular = topology.small_world(n, k, 0.0, seed=seed)
+    degrees = sorted(d for _, d in regular.degree)
+    short = 1 if n * k % 2 else 0
+    assert degrees == [k - 1] * short + [k] * (n - short)
+    assert nx.is_connected(regular) or k < 2
+    for u, v in regular.edges:
+        assert min(v - u, n - v + u) <= max(k // 2, 2 * (k // 2) + 1), "links are short"
+    rewired = topology.small_world(n, k, 0.5, seed=seed)
+    assert list(rewired) == list(range(n))
+    assert rewired.number_of_edges() == regular.number_of_edges()
+    assert nx.number_of_selfloops(rewired) == 0
+
+
+def test_small_worlds_are_networkxs_where_neighbours_are_even_and_rewire_their_share():
+    for k in (2, 4, 6):
+        ours, theirs = topology.small_world(20, k, 0, seed=0), nx.watts_strogatz_graph(20, k, 0)
+        assert sorted(ours.edges) == sorted(tuple(sorted(edge)) for edge in theirs.edges)
+    regular = set(topology.small_world(60, 3, 0, seed=0).edges)
+    moved = [
+        len(regular - set(topology.build("watts_strogatz", 60, seed=seed).edges))
+        for seed in range(100)
+    ]
+    # 90 links, each rewired with probability 0.2: 18, standard deviation of the mean 0.38.
+    assert abs(np.mean(moved) - 18) < 2
+    assert topology.build("watts_strogatz", 60, seed=1, rewiring=0.0).number_of_edges() == 90
+    four = topology.build("watts_strogatz", 60, seed=1, neighbours=4, rewiring=0.0)
+    assert {d for _, d in four.degree} == {4}
+
+
+@given(st.integers(1, 30), st.floats(0, 0.3), SEEDS)
+@settings(deadline=None, max_examples=40)
+def test_connect_bridges_by_the_fewest_edges(n, p, seed):
+    graph = nx.gnp_random_graph(n, p, seed=seed)
+    joined = topology.connect(graph, "bridge", seed)
+    parts = nx.number_connected_components(graph)
+    assert nx.is_connected(joined)
+    assert joined.number_of_edges() == graph.number_of_edges() + parts - 1
+    assert set(map(frozenset, graph.edges)) <= set(map(frozenset, joined.edges))
+    assert sorted(joined.edges) == sorted(topology.connect(graph, "bridge", seed).edges)
+    assert topology.connect(graph, "allow", seed) is graph
+
+
+def test_connect_resamples_until_connected():
+    def draw(rng):
+        return topology.build("erdos_renyi", 12, seed=rng, probability=0.2)
+
+    apart = nx.empty_graph(12)
+    drawn = [topology.connect(apart, "resample", seed, draw) for seed in range(10)]
+    assert all(nx.is_connected(graph) for graph in drawn)
+    assert len({tuple(sorted(graph.edges)) for graph in drawn}) > 1
+    again = topology.connect(apart, "resample", 3, draw)
+    assert sorted(again.edges) == sorted(drawn[3].edges)
+    whole = nx.cycle_graph(12)
+    assert topology.connect(whole, "resample", 0, draw) is whole
+    for arguments, text in (
+        (("join", 0), "graph.connect='join': allowed: allow, bridge, resample"),
+        (("resample", 0), "needs a way to draw"),
+        (("resample", 0, lambda rng: apart), "none of 100 draws on 12 clients"),
+    ):
+        with pytest.raises(ValueError) as error:
+            topology.connect(apart, *arguments)
+        assert text in str(error.value) and "\n" not in str(error.value)

@@ -2,8 +2,9 @@
 
 Algorithm 1 walks from the connected components towards single devices; each partition on the way
 is a candidate. `rule="sound"` (accept `first`, split `cut`, order `cure`) recovers planted
-clusters; `rule="literal"` (accept `score`, split `maxmin`, order `literal`) is the text as printed.
-Devices without any link are forced singletons: never split, and counted nowhere.
+clusters; `rule="literal"` (accept `score`, the lowest one, split `maxmin`, order `literal`) is the
+text as printed. Devices without any link are forced singletons: never split, exempt from the
+threshold, and not counted in its N and S.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import networkx as nx
@@ -19,8 +21,14 @@ import numpy as np
 import pandas as pd
 
 from fedscale.graphs import heterogeneity
-from fedscale.graphs.partitions import Part, Partitions
-from fedscale.graphs.scores import Problem, cycle_score, stationarity_score, threshold
+from fedscale.graphs.partitions import EQUAL, Part, Partitions
+from fedscale.graphs.scores import (
+    Problem,
+    cycle_score,
+    gram_matrix,
+    stationarity_score,
+    threshold,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +43,16 @@ CHOICES = {
     "threshold": ("plain", "with_tau_a"),
     "threshold_size": ("network", "cluster"),
 }
-_EQUAL = 1e-12
+COLUMNS = (
+    "S",
+    "clusters",
+    "conductances",
+    "lower_bounds",
+    "thresholds",
+    "score",
+    "feasible",
+    "chosen",
+)
 
 
 @dataclass(frozen=True)
@@ -44,9 +61,11 @@ class Clusters:
 
     Attributes:
         members: the devices of each cluster, sorted; clusters by their smallest device.
-        candidates: one row per partition on the way: S, clusters, conductances, thresholds,
-            score, feasible, chosen. S counts no isolated devices; `clusters` lists them too.
-        warnings: what a reader of the result must know, one line each.
+        candidates: one row per partition on the way, S rising: S (isolated devices not counted),
+            clusters (with isolated devices), and of every counted cluster its conductance Φ, the
+            lower bound (1 − λ₂)/2 on it and its threshold Φ_S^min, in the order of smallest
+            devices; score of the accepting rule ((28) for `first` too), feasible, chosen.
+        warnings: what a reader of the result must know, one line each; logged as well.
     """
 
     members: list[list[int]]
@@ -70,14 +89,19 @@ def form_clusters(
     gradients: np.ndarray | None = None,
     lazy: bool = False,
     rule: str = "sound",
-    **rules: Any,
+    **rules: str,
 ) -> Clusters:
     """Partition a network's devices into clusters.
 
+    The result depends neither on the order of edges nor on rounding noise, and where λ₂ of every
+    cluster that is split is simple, not on the devices' numbers. On symmetric networks (cycles,
+    grids) it may, and so it may where a cluster's eigenvector has equal entries or mirrors itself,
+    or two clusters have the same conductance: such ties go by device.
+
     Args:
-        graph: the network, nodes 0 … N−1.
-        labels: per device its labels (N_i,); None = no data heterogeneity.
-        samples: per device (D̂, features) pixels in 0 … 1, for the energy distance.
+        graph: the network, undirected, nodes 0 … N−1; self-loops are ignored.
+        labels: per device its labels (N_i,); None = equal shares everywhere.
+        samples: per device (D̂, features) pixels in 0 … 1, for the energy distance; None = equal.
         optimizers: per device (kind, μ, ρ); None = homogeneous.
         eta: learning rate η.
         tau_a: training instances per cycle.
@@ -89,100 +113,108 @@ def form_clusters(
         gradients: (N, P) gradients there (`accept="cycle"`).
         lazy: mixing by (I + W)/2; conductances and gaps are then doubled before they are compared.
         rule: "sound" or "literal".
-        rules: single choices that replace the rule's: accept (first, score, cycle), split (cut,
-            maxmin), order (cure, literal), threshold (plain, with_tau_a), threshold_size
-            (network, cluster).
+        rules: single choices that replace the rule's.
+            accept: of the feasible partitions, `first` takes the smallest S, `score` the lowest
+            mean of (28), `cycle` the lowest right-hand side of (33); ties go to the smallest S.
+            split: `cut`, `maxmin`, see `Partitions.split`.
+            order: `literal` is Algorithm 2; `cure` splits the cluster of lowest Φ among those
+            below their threshold, and when none is, ends (accept `first`) or goes on by
+            Algorithm 2 (else there would be one feasible partition, and nothing to choose).
+            threshold: `plain` (37) or `with_tau_a`. threshold_size: ⌊N/S⌋ of the `network` or
+            N_s of the `cluster`.
 
     Raises:
         ValueError: a choice that is not allowed, numbers or sequences that do not fit.
     """
     chosen = _rules(rule, rules)
-    n = len(graph)
+    partitions = Partitions(graph, lazy)
+    n = partitions.devices
+    for name, each in (("labels", labels), ("samples", samples), ("optimizers", optimizers)):
+        if each is not None and len(each) != n:
+            raise ValueError(f"{name}: {len(each)} entries for {n} devices; allowed: one each")
+    divergences = None
+    if labels is not None or samples is not None:
+        divergences = heterogeneity.link_divergences(partitions.links, labels, samples)
     problem = Problem(
         eta=_positive("eta", eta),
-        tau_a=tau_a,
-        tau_r=tau_r,
+        tau_a=_count("tau_a", tau_a),
+        tau_r=_count("tau_r", tau_r) if chosen["accept"] == "cycle" else 1,
         B=_positive("B", B),
         gamma=_each("gamma", gamma, n),
         loss=_each("loss", loss, n),
         tolerance=_positive("tolerance", tolerance),
-        lazy=lazy,
         with_tau_a=chosen["threshold"] == "with_tau_a",
         per_cluster=chosen["threshold_size"] == "cluster",
-        gradients=gradients,
+        optimizers=optimizers,
+        divergences=divergences,
+        gram=_gram(partitions, gradients) if chosen["accept"] == "cycle" else None,
     )
-    for name, each in (("labels", labels), ("samples", samples), ("optimizers", optimizers)):
-        if each is not None and len(each) != n:
-            raise ValueError(f"{name}: {len(each)} entries for {n} devices; allowed: one each")
-    if chosen["accept"] == "cycle" and (gradients is None or len(gradients) != n):
-        raise ValueError("accept='cycle' needs gradients (N, P), one row per device")
-    partitions = Partitions(graph, lazy, labels, samples, optimizers)
-    rows = _walk(partitions, problem, chosen)
-    return _accept(partitions, problem, chosen, rows)
+    return _accept(partitions, problem, chosen, _walk(partitions, problem, chosen))
 
 
 def _walk(partitions: Partitions, problem: Problem, chosen: dict[str, str]) -> list[dict[str, Any]]:
     """Algorithm 1: return the candidates, one row each."""
     current, isolated = partitions.start()
     counted = sum(len(part.devices) for part in current)
+    alone = [partitions.part((device,)) for device in isolated]
+    scale = 2.0 if partitions.lazy else 1.0
+    measure = cycle_score if chosen["accept"] == "cycle" else stationarity_score
     rows: list[dict[str, Any]] = []
     while current:
-        limits = [threshold(problem, part, counted, len(current)) for part in current]
-        good = [_holds(part, limit, problem) for part, limit in zip(current, limits, strict=True)]
+        limits = [threshold(problem, len(p.devices), counted, len(current)) for p in current]
+        good = [_holds(part, limit, scale) for part, limit in zip(current, limits, strict=True)]
         rows.append(
             {
                 "S": len(current),
-                "parts": list(current),
-                "clusters": sorted([list(p.devices) for p in current] + [[u] for u in isolated]),
+                "clusters": sorted(list(part.devices) for part in [*current, *alone]),
                 "conductances": [part.phi for part in current],
+                "lower_bounds": [(1 - part.lambda2) / 2 for part in current],
                 "thresholds": limits,
+                "score": measure(problem, partitions, [*current, *alone]),
                 "feasible": all(good),
             }
         )
         if any(len(part.devices) == 1 for part in current):
-            break  # an infeasible singleton stays in every later partition
-        replaced = _next(partitions, current, limits, good, chosen)
-        if replaced is None:
+            break  # Φ = 0: infeasible, as every later partition
+        if all(good) and (chosen["order"], chosen["accept"]) == ("cure", "first"):
             break
-        current = replaced
+        ascending = sorted(current, key=lambda part: (round(part.phi, 12), part.devices[0]))
+        below = {part.devices for part, fine in zip(current, good, strict=True) if not fine}
+        if chosen["order"] == "cure" and below:
+            pick = next(part for part in ascending if part.devices in below)
+            pieces = partitions.split(pick, chosen["split"])
+        else:
+            pick, pieces = _algorithm2(partitions, problem, chosen["split"], ascending, counted)
+        current = sorted(
+            [*(part for part in current if part is not pick), *pieces],
+            key=lambda part: part.devices[0],
+        )
     return rows
 
 
-def _holds(part: Part, limit: float, problem: Problem) -> bool:
+def _algorithm2(
+    partitions: Partitions, problem: Problem, split: str, ascending: list[Part], counted: int
+) -> tuple[Part, tuple[Part, Part]]:
+    """Return the first cluster whose two parts reach the threshold, else the first, and its parts.
+
+    Parts are held against the threshold of the partition as it is, with S clusters; under
+    `threshold_size="cluster"` each against that of its own size.
+    """
+    scale = 2.0 if partitions.lazy else 1.0
+    for part in ascending:
+        pieces = partitions.split(part, split)
+        limits = (threshold(problem, len(p.devices), counted, len(ascending)) for p in pieces)
+        if all(scale * p.phi >= limit - EQUAL for p, limit in zip(pieces, limits, strict=True)):
+            return part, pieces
+    return ascending[0], partitions.split(ascending[0], split)
+
+
+def _holds(part: Part, limit: float, scale: float) -> bool:
     """Whether a cluster is as well connected as the threshold asks (35), (37)."""
-    scale = 2.0 if problem.lazy else 1.0
-    if scale * part.phi < limit - _EQUAL:
+    if scale * part.phi < limit - EQUAL:
         return False
     # A swept conductance is an upper bound and does not certify (35).
-    return part.exact or scale * (1 - part.lambda2) >= limit**2 / 2 - _EQUAL
-
-
-def _next(
-    partitions: Partitions,
-    current: list[Part],
-    limits: list[float],
-    good: list[bool],
-    chosen: dict[str, str],
-) -> list[Part] | None:
-    """Split one cluster; None when nothing is left to split."""
-    order = sorted(
-        range(len(current)), key=lambda i: (round(current[i].phi, 12), current[i].devices[0])
-    )
-    if chosen["order"] == "cure":
-        below = [i for i in order if not good[i]]
-        if not below:
-            return None
-        pick = below[0]
-        pieces = partitions.split(current[pick], chosen["split"])
-    else:  # Algorithm 2
-        pick = order[0]
-        pieces = partitions.split(current[pick], chosen["split"])
-        for i in order:
-            found = partitions.split(current[i], chosen["split"])
-            if min(found[0].phi, found[1].phi) >= limits[i] - _EQUAL:
-                pick, pieces = i, found
-                break
-    return [*(part for i, part in enumerate(current) if i != pick), *pieces]
+    return part.exact or scale * (1 - part.lambda2) >= limit * limit / 2 - EQUAL
 
 
 def _accept(
@@ -191,44 +223,36 @@ def _accept(
     chosen: dict[str, str],
     rows: list[dict[str, Any]],
 ) -> Clusters:
-    warnings: list[str] = []
     isolated = partitions.start()[1]
-    if not rows:
-        warnings.append(f"no device has a link: {len(isolated)} clusters of one device")
-        empty = pd.DataFrame(
-            columns=["S", "clusters", "conductances", "thresholds", "feasible", "score", "chosen"]
-        )
-        return Clusters([[device] for device in isolated], empty, tuple(warnings))
-    measure = cycle_score if chosen["accept"] == "cycle" else stationarity_score
-    for row in rows:
-        row["score"] = measure(problem, partitions, row["parts"])
-    feasible = [row for row in rows if row["feasible"]]
+    warnings = []
     if isolated:
-        warnings.append(f"{len(isolated)} isolated devices are clusters of their own")
-    if not feasible:
+        warnings.append(f"{len(isolated)} isolated device(s): each is a cluster of its own")
+    best: dict[str, Any] = {"clusters": [[device] for device in isolated]}
+    feasible = [row for row in rows if row["feasible"]]
+    if rows and not feasible:
         best = max(rows, key=lambda row: (round(min(row["conductances"]), 12), -row["S"]))
         warnings.append(
             f"no partition reaches its conductance threshold ({rows[0]['thresholds'][0]:.3g} at "
             f"S = {rows[0]['S']}): taken the one whose worst cluster is best connected"
         )
-    elif chosen["accept"] == "first":
-        best = min(feasible, key=lambda row: row["S"])
-    else:
-        best = min(feasible, key=lambda row: (row["score"], row["S"]))
-        if math.isinf(best["score"]):
-            warnings.append(
-                "the bound of the score holds for no feasible partition (step size too large): "
-                "taken the one with the fewest clusters"
-            )
+    elif rows:
+        best = feasible[0]
+        if chosen["accept"] != "first":
+            lowest = min(row["score"] for row in feasible)
+            best = next(row for row in feasible if row["score"] <= lowest * (1 + EQUAL))
+            if math.isinf(lowest):
+                warnings.append(
+                    "the bound of the score holds for no feasible partition (denominator not "
+                    "positive): taken the one with the fewest clusters"
+                )
     for line in warnings:
-        log.info("cluster formation: %s", line)
+        log.warning("cluster formation: %s", line)
     for row in rows:
         row["chosen"] = row is best
-    table = pd.DataFrame([{k: v for k, v in row.items() if k != "parts"} for row in rows])
-    return Clusters(best["clusters"], table, tuple(warnings))
+    return Clusters(best["clusters"], pd.DataFrame(rows, columns=list(COLUMNS)), tuple(warnings))
 
 
-def _rules(rule: str, changes: dict[str, Any]) -> dict[str, str]:
+def _rules(rule: str, changes: dict[str, str]) -> dict[str, str]:
     if rule not in RULES:
         raise ValueError(f"rule={rule!r}: allowed: {', '.join(RULES)}")
     chosen = {"threshold": "plain", "threshold_size": "network", **RULES[rule]}
@@ -241,14 +265,35 @@ def _rules(rule: str, changes: dict[str, Any]) -> dict[str, str]:
     return chosen
 
 
+def _gram(partitions: Partitions, gradients: np.ndarray | None) -> np.ndarray:
+    if gradients is None:
+        raise ValueError("gradients=None: accept=cycle needs them, (N, P), one row per device")
+    found = np.asarray(gradients)
+    if found.ndim != 2 or len(found) != partitions.devices or not np.isfinite(found).all():
+        raise ValueError(
+            f"gradients: shape {found.shape}; allowed are finite numbers (N, P), one row for each "
+            f"of {partitions.devices} devices"
+        )
+    return gram_matrix(found, [part.devices for part in partitions.start()[0]])
+
+
+def _count(name: str, value: int) -> int:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}={value!r:.40}: allowed are whole numbers from 1")
+    return int(value)
+
+
 def _positive(name: str, value: float) -> float:
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name}={value}: allowed are finite numbers above 0")
+    if not (isinstance(value, Real) and value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value!r:.40}: allowed are finite numbers above 0")
     return float(value)
 
 
 def _each(name: str, values: float | Sequence[float], n: int) -> np.ndarray:
-    found = np.broadcast_to(np.asarray(values, dtype=np.float64), (n,))
-    if not (np.isfinite(found).all() and (found >= 0).all()):
-        raise ValueError(f"{name}: allowed are finite numbers from 0, one for all or one each")
-    return found
+    found = np.asarray(values, dtype=np.float64)
+    if found.shape not in ((), (n,)) or not (np.isfinite(found).all() and (found >= 0).all()):
+        raise ValueError(
+            f"{name}: shape {found.shape}; allowed are finite numbers from 0, one for all or one "
+            f"for each of {n} devices"
+        )
+    return np.broadcast_to(found, (n,))

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array, issparse
 from scipy.sparse.csgraph import connected_components
 
 from fedscale.graphs import mixing
-from fedscale.graphs.fiedler import spectrum
+from fedscale.graphs.fiedler import Matrix, spectrum
 
 EXACT = 14
 """Up to so many nodes every subset is tried."""
@@ -26,7 +26,7 @@ NOISE = 1e-12
 """Entries up to this share of the largest are rounding noise, not links."""
 
 
-def conductance(A: np.ndarray | csr_array | nx.Graph, method: str = "auto") -> float:
+def conductance(A: Matrix | nx.Graph, method: str = "auto") -> float:
     """Return Φ = min over proper non-empty V of cut(V) / min(vol V, vol V̄), equations (2), (3).
 
     Volumes are row sums, self-loops included; with mixing weights all rows sum to 1, and Φ is the
@@ -54,7 +54,7 @@ def conductance(A: np.ndarray | csr_array | nx.Graph, method: str = "auto") -> f
     return swept(A, spectrum(A).order)
 
 
-def cheeger_bound(A: np.ndarray | csr_array | nx.Graph) -> float:
+def cheeger_bound(A: Matrix | nx.Graph) -> float:
     """Return (1 − λ₂)/2 ≤ Φ, λ₂ of the normalised matrix; 0 for a single node.
 
     Args:
@@ -66,13 +66,18 @@ def cheeger_bound(A: np.ndarray | csr_array | nx.Graph) -> float:
     return (1 - spectrum(_checked(A)).lambda2) / 2
 
 
-def connected(A: np.ndarray | csr_array) -> bool:
+def connected(A: Matrix) -> bool:
     """Whether the graph of A's links is connected; noise is no link."""
-    links = A > NOISE * A.max() if A.shape[0] > 1 else np.ones((1, 1))
-    return int(connected_components(csr_array(links), directed=False)[0]) == 1
+    links = abs(A) > NOISE * A.max()
+    if issparse(links):
+        return int(connected_components(links, directed=False)[0]) == 1
+    reached, before = np.arange(len(links)) == 0, 0
+    while before < (now := int(reached.sum())) < len(links):
+        reached, before = reached | links[reached].any(axis=0), now
+    return now == len(links)
 
 
-def exact(A: np.ndarray | csr_array) -> float:
+def exact(A: Matrix) -> float:
     """Return Φ of a connected graph by trying all subsets; 0 for a single node."""
     A = A.toarray() if issparse(A) else A
     n = len(A)
@@ -87,12 +92,12 @@ def exact(A: np.ndarray | csr_array) -> float:
     return best
 
 
-def swept(A: np.ndarray | csr_array, order: np.ndarray) -> float:
+def swept(A: Matrix, order: np.ndarray) -> float:
     """Return the smallest ratio (3) of the prefixes of an order, ≥ Φ; 0 for a single node."""
     return float(cuts(A, order).min(initial=np.inf)) if len(order) > 1 else 0.0
 
 
-def cuts(A: np.ndarray | csr_array, order: np.ndarray) -> np.ndarray:
+def cuts(A: Matrix, order: np.ndarray) -> np.ndarray:
     """Return the ratio (3) of every prefix order[:1] … order[:n−1], (n − 1,), in O(edges)."""
     n = len(order)
     volume, loops = np.asarray(A.sum(axis=1)).ravel(), A.diagonal()
@@ -107,7 +112,7 @@ def cuts(A: np.ndarray | csr_array, order: np.ndarray) -> np.ndarray:
     return cut / np.minimum(inside, volume.sum() - inside)
 
 
-def whole_prefixes(A: np.ndarray | csr_array, order: np.ndarray) -> np.ndarray:
+def whole_prefixes(A: Matrix, order: np.ndarray) -> np.ndarray:
     """Say for every prefix order[:1] … order[:n−1] whether it and the rest are connected."""
     n = len(order)
     place = np.empty(n, dtype=int)
@@ -141,7 +146,7 @@ def _growing(n: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-def _entries(A: np.ndarray | csr_array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _entries(A: Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return rows, columns and values of the entries that are not 0."""
     if issparse(A):
         entries = A.tocoo()
@@ -164,18 +169,22 @@ def _bits(n: int, first: int, last: int) -> np.ndarray:
     return (np.arange(first, last)[:, None] >> np.arange(n) & 1).astype(np.float64)
 
 
-def _checked(A: np.ndarray | csr_array | nx.Graph) -> np.ndarray | csr_array:
+def _checked(A: Matrix | nx.Graph) -> Matrix:
     if isinstance(A, nx.Graph):
         if not len(A):
             raise ValueError(f"A={A}: allowed are graphs with at least one node")
         return mixing.metropolis(nx.convert_node_labels_to_integers(A))
-    A = csr_array(A, dtype=np.float64) if issparse(A) else np.asarray(A, dtype=np.float64)
-    if A.ndim != 2 or A.shape[0] != A.shape[1] or not A.shape[0]:
-        raise ValueError(f"A: shape {A.shape}; allowed are square matrices of at least one node")
-    values = A.data if issparse(A) else A
-    if not np.isfinite(values.sum()):
+    found: Matrix = csr_array(A) if issparse(A) else np.asarray(A)
+    found = found.astype(np.float64)
+    if found.ndim != 2 or found.shape[0] != found.shape[1] or not found.shape[0]:
+        raise ValueError(
+            f"A: shape {found.shape}; allowed are square matrices of at least one node"
+        )
+    with np.errstate(over="ignore"):
+        total = found.sum()
+    if not np.isfinite(total):
         raise ValueError("A: allowed are finite numbers with a finite sum")
-    largest = abs(A).max()
-    if A.min() < -NOISE * largest or abs(A - A.T).max() > 1e-9 * largest:
+    largest = abs(found).max()
+    if found.min() < -NOISE * largest or abs(found - found.T).max() > 1e-9 * largest:
         raise ValueError("A: allowed are symmetric matrices of numbers from 0")
-    return A
+    return found

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array, issparse
 from scipy.sparse.linalg import ArpackError, eigsh
+
+Matrix = Any
+"""A symmetric np.ndarray or scipy.sparse.csr_array, (n, n)."""
 
 LANCZOS = 200
 """Above so many nodes only the outer eigenvalues are computed, by Lanczos iterations."""
@@ -33,15 +37,15 @@ class Spectrum:
     order: np.ndarray
 
 
-def spectrum(A: np.ndarray | csr_array) -> Spectrum:
+def spectrum(A: Matrix) -> Spectrum:
     """Return λ₂, λ_min and the Fiedler order of a symmetric matrix that is not negative.
 
     Where λ₂ is multiple (|λ − λ₂| < 1e-9), the vector is the projection of the centred node index
     onto its eigenspace, or if that is 0 the first column of the projector that is not. Where λ₂ is
     simple its sign makes Σ v³ positive; only if that is 0 too, the index decides. Entries (of
     D^(−½) v, length 1) are rounded to 9 decimals and ties go by index. So rounding noise does not
-    change the order, and where λ₂ is simple and no entries tie, labels do not either; on symmetric
-    graphs (cycles, grids) they may.
+    change the order, and where λ₂ is simple and entries neither tie nor mirror each other, labels
+    do not either; on symmetric graphs (cycles, grids) they may.
 
     Above 200 nodes the eigenvalues come from Lanczos iterations (`eigsh`) that start at the
     index, and if they show a multiple λ₂ or do not converge, from a full decomposition.
@@ -66,7 +70,7 @@ def spectrum(A: np.ndarray | csr_array) -> Spectrum:
     return Spectrum(lambda2, lambda_min, np.lexsort((np.arange(n), entries)))
 
 
-def _normalised(A: np.ndarray | csr_array) -> tuple[np.ndarray | csr_array, np.ndarray]:
+def _normalised(A: Matrix) -> tuple[Matrix, np.ndarray]:
     """Return D^(−½) A D^(−½) and the diagonal of D^½."""
     root = np.sqrt(np.asarray(A.sum(axis=1)).ravel())
     alone = root == 0
@@ -81,9 +85,7 @@ def _normalised(A: np.ndarray | csr_array) -> tuple[np.ndarray | csr_array, np.n
     return A * scale[:, None] * scale + np.diag(alone.astype(float)), root
 
 
-def _iterated(
-    B: np.ndarray | csr_array, index: np.ndarray
-) -> tuple[float, float, np.ndarray] | None:
+def _iterated(B: Matrix, index: np.ndarray) -> tuple[float, float, np.ndarray] | None:
     """Return λ₂, λ_min and the one eigenvector of λ₂; None where a full decomposition must say."""
     n = len(index)
     other = np.cos(np.arange(n) + 1.0)

@@ -40,7 +40,7 @@ def link_divergences(
 ) -> np.ndarray:
     """Return the summand of (40) for every link: JSD of labels + energy distance per feature.
 
-    The energy distance of two samples is 2E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖, the squared one of (40).
+    The energy distance of two samples is the squared one, 2E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖.
 
     Args:
         links: (E, 2) pairs of devices.

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from fedscale.graphs import conductance
-from fedscale.graphs.fiedler import LANCZOS, spectrum
+from fedscale.graphs.fiedler import LANCZOS, Matrix, spectrum
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,9 @@ class Partitions:
 
     def __init__(self, graph: nx.Graph, lazy: bool) -> None:
         if not isinstance(graph, nx.Graph) or graph.is_directed():
-            raise ValueError(f"graph={graph!s:.60}: allowed are undirected networkx graphs")
+            raise ValueError(
+                f"graph={type(graph).__name__}: allowed are undirected networkx graphs"
+            )
         if not len(graph) or set(graph) != set(range(len(graph))):
             raise ValueError(f"graph={graph}: allowed are graphs on the nodes 0 … N−1, N from 1")
         self.devices, self.lazy = len(graph), lazy
@@ -89,7 +91,7 @@ class Partitions:
         member[list(devices)] = True
         return np.flatnonzero(member[self.links].all(axis=1))
 
-    def weights(self, devices: tuple[int, ...]) -> np.ndarray | csr_array:
+    def weights(self, devices: tuple[int, ...]) -> Matrix:
         """Return Ã of these devices (sorted), (n, n); sparse above 200 devices."""
         place = np.zeros(self.devices, dtype=int)
         place[list(devices)] = np.arange(len(devices))
@@ -149,18 +151,21 @@ class Partitions:
         return _measure(devices, self.weights(devices)).phi
 
 
-def metropolis(n: int, u: np.ndarray, v: np.ndarray, lazy: bool) -> np.ndarray | csr_array:
+def metropolis(n: int, u: np.ndarray, v: np.ndarray, lazy: bool) -> Matrix:
     """Return `mixing.metropolis` of the graph with links u–v on n nodes; sparse above 200."""
     degree = np.bincount(u, minlength=n) + np.bincount(v, minlength=n)
     weights = 1.0 / (1.0 + np.maximum(degree[u], degree[v])) / (2.0 if lazy else 1.0)
     sums = np.bincount(u, weights, minlength=n) + np.bincount(v, weights, minlength=n)
+    if n <= LANCZOS:
+        dense = np.diag(1.0 - sums)
+        dense[u, v] = dense[v, u] = weights
+        return dense
     node = np.arange(n)
     rows, columns = np.concatenate([u, v, node]), np.concatenate([v, u, node])
-    A = csr_array((np.concatenate([weights, weights, 1.0 - sums]), (rows, columns)), shape=(n, n))
-    return A if n > LANCZOS else A.toarray()
+    return csr_array((np.concatenate([weights, weights, 1.0 - sums]), (rows, columns)), (n, n))
 
 
-def _measure(devices: tuple[int, ...], A: np.ndarray | csr_array) -> Part:
+def _measure(devices: tuple[int, ...], A: Matrix) -> Part:
     found, exact = spectrum(A), len(devices) <= conductance.EXACT
     phi = 0.0
     if conductance.connected(A):

@@ -77,18 +77,7 @@ def stationarity_score(problem: Problem, partitions: Partitions, parts: Sequence
 
     L̃_s is the sum of the devices' losses: at the common initial point all other terms are 0.
     """
-
-    def bound(part: Part) -> float:
-        eta, own = problem.eta, list(part.devices)
-        gamma = _effective(problem, own, part.lambda_min)
-        top = gamma + problem.tau_a * problem.B * math.sqrt(len(own))
-        below = eta - amplification(problem, partitions, part) * eta * eta * top / 2
-        loss = float(problem.loss[own].sum())
-        above = loss + ALPHA * problem.tau_a * eta * eta * top / 2
-        return above / below if below > 0 else math.inf
-
-    each = [partitions.remembered("bound", part, lambda p=part: bound(p)) for part in parts]  # type: ignore[misc]
-    return sum(each) / len(each)
+    return sum(_stationarity(problem, partitions, part) for part in parts) / len(parts)
 
 
 def cycle_score(problem: Problem, partitions: Partitions, parts: Sequence[Part]) -> float:
@@ -140,6 +129,19 @@ def gram_matrix(gradients: np.ndarray, groups: Sequence[Sequence[int]]) -> np.nd
             centred[group] = columns[group] - columns[group].mean(axis=0)
         found += centred @ centred.T
     return found
+
+
+def _stationarity(problem: Problem, partitions: Partitions, part: Part) -> float:
+    eta, own = problem.eta, list(part.devices)
+
+    def compute() -> float:
+        gamma = _effective(problem, own, part.lambda_min)
+        top = gamma + problem.tau_a * problem.B * math.sqrt(len(own))
+        below = eta - amplification(problem, partitions, part) * eta * eta * top / 2
+        above = float(problem.loss[own].sum()) + ALPHA * problem.tau_a * eta * eta * top / 2
+        return above / below if below > 0 else math.inf
+
+    return partitions.remembered("stationarity", part, compute)
 
 
 def _effective(problem: Problem, devices: Sequence[int], lambda_min: float) -> float:

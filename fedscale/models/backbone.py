@@ -1,8 +1,8 @@
 """Frozen vision transformers: what they are called, how they are built, how they travel.
 
-Every backbone is a timm `VisionTransformer` without a classifier, in eval mode and without
-gradients. `nano` is trained by this package (see `pretrain.py`) and shipped with it; the others
-come from timm's published weights or from a local safetensors file.
+Every backbone is a timm `VisionTransformer` or `ConVit` without a classifier, in eval mode and
+without gradients. `nano` is trained by this package (see `pretrain.py`) and shipped with it; the
+others come from timm's published weights or from a local safetensors file.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from timm.models.convit import ConVit
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from torch import nn
+from torch import Tensor, nn
 
+Backbone = VisionTransformer | ConVit
+Channels = tuple[float, float, float]
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -54,8 +57,8 @@ class BackboneSpec:
     width: int
     depth: int
     heads: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Channels
+    std: Channels
     weights_file: str
 
     @property
@@ -64,24 +67,31 @@ class BackboneSpec:
         return (self.image_size // self.patch) ** 2
 
 
-_HALF = (0.5, 0.5, 0.5)
+_HALF: Channels = (0.5, 0.5, 0.5)
+_IMAGENET: tuple[Channels, Channels] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CLIP: tuple[Channels, Channels] = (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+)
+
+
+def _base(
+    name: str, timm_name: str, patch: int, heads: int, mean: Channels, std: Channels
+) -> BackboneSpec:
+    # The weights of OpenAI's CLIP, trained with QuickGELU, lie under the name of a timm model
+    # with GELU, which computes another function of them.
+    file = f"timm/{timm_name.replace('_quickgelu', '')}/model.safetensors"
+    return BackboneSpec(name, timm_name, 224, patch, 768, 12, heads, mean, std, file)
+
 
 BACKBONES: dict[str, BackboneSpec] = {
     spec.name: spec
     for spec in (
         BackboneSpec("nano", "", 32, 8, 192, 4, 3, _HALF, _HALF, "nano.safetensors"),
-        BackboneSpec(
-            "vit_b32",
-            "vit_base_patch32_224.augreg_in21k_ft_in1k",
-            224,
-            32,
-            768,
-            12,
-            12,
-            _HALF,
-            _HALF,
-            "timm/vit_base_patch32_224.augreg_in21k_ft_in1k/model.safetensors",
-        ),
+        _base("vit_b32", "vit_base_patch32_224.augreg_in21k_ft_in1k", 32, 12, _HALF, _HALF),
+        _base("deit_b16", "deit_base_patch16_224.fb_in1k", 16, 12, *_IMAGENET),
+        _base("convit_base", "convit_base.fb_in1k", 16, 16, *_IMAGENET),
+        _base("clip_b16", "vit_base_patch16_clip_quickgelu_224.openai", 16, 12, *_CLIP),
     )
 }
 
@@ -134,13 +144,20 @@ def spec_of(name: str) -> BackboneSpec:
     return BACKBONES[name]
 
 
-def build(name: str, weights: str | Path = "pretrained", *, seed: int = 0) -> VisionTransformer:
+@overload
+def build(
+    name: Literal["nano"], weights: str | Path = ..., *, seed: int = ...
+) -> VisionTransformer: ...
+@overload
+def build(name: str, weights: str | Path = ..., *, seed: int = ...) -> Backbone: ...
+def build(name: str, weights: str | Path = "pretrained", *, seed: int = 0) -> Backbone:
     """Build a frozen backbone; the global random state is left as it was.
 
     Args:
         name: a key of `BACKBONES`.
         weights: "pretrained", "random" (initialised from `seed`), or the path of a safetensors
-            file with the names of timm's state dict, in any float type; read as float32.
+            file with the names of timm's state dict (or others that timm translates, as those of
+            OpenAI's CLIP), in any float type; read as float32.
         seed: seed of the random initialisation; no other `weights` reads it.
 
     Returns:
@@ -190,7 +207,7 @@ def to_arrays(module: nn.Module) -> dict[str, np.ndarray]:
     return {key: value.detach().cpu().numpy() for key, value in module.state_dict().items()}
 
 
-def from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> VisionTransformer:
+def from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Backbone:
     """Rebuild a backbone on top of the given arrays, without copying them.
 
     Args:
@@ -211,10 +228,15 @@ def from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> VisionTransforme
         model.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:
         raise ValueError(f"the arrays are not those of backbone {name!r}: {_line(error)}") from None
+    for module in model.modules():
+        # Buffers outside the state dict (ConViT's relative positions) are still without memory.
+        restore: Any = getattr(module, "init_non_persistent_buffers", None)
+        if restore is not None:
+            restore()
     return _freeze(model)
 
 
-def _skeleton(spec: BackboneSpec) -> VisionTransformer:
+def _skeleton(spec: BackboneSpec) -> Backbone:
     if spec.timm_name:
         model: Any = timm.create_model(spec.timm_name, num_classes=0)
         return model
@@ -230,30 +252,42 @@ def _skeleton(spec: BackboneSpec) -> VisionTransformer:
     )
 
 
-def _freeze(model: VisionTransformer) -> VisionTransformer:
+def _freeze(model: Backbone) -> Backbone:
     model.eval()
     model.requires_grad_(False)
     return model
 
 
-def _load(spec: BackboneSpec, file: Path) -> VisionTransformer:
+def _load(spec: BackboneSpec, file: Path) -> Backbone:
     metadata(file)  # refuses absent files and pickles
     # Building draws random weights that are then overwritten; the caller's stream must not move.
     with torch.random.fork_rng(devices=[]):
         model = _skeleton(spec)
     try:
         state = load_file(file)
-        if spec.timm_name:
-            # Older checkpoints have other names. timm's own loading accepts missing keys, which
-            # would leave random weights in a frozen model: hence its filter, then strict loading.
-            state = checkpoint_filter_fn(state, model)
-            state = {key: value for key, value in state.items() if not key.startswith("head.")}
-        model.load_state_dict(state, strict=True)
-    except (RuntimeError, KeyError, ValueError) as error:
+        model.load_state_dict(_renamed(state, model) if spec.timm_name else state, strict=True)
+    except (RuntimeError, LookupError, ValueError, AttributeError, TypeError) as error:
         raise WeightsUnavailable(
             f"backbone.weights={file} does not fit backbone {spec.name!r}: {_line(error)}"
         ) from None
     return _freeze(model)
+
+
+def _renamed(state: dict[str, Tensor], model: Backbone) -> dict[str, Tensor]:
+    """Return a published file's tensors under timm's present names, without the classifier.
+
+    timm's own loading accepts missing keys, which would leave random weights in a frozen model:
+    hence its filter (it has none for ConViT) and then strict loading.
+    """
+    held = {value.untyped_storage().data_ptr() for value in state.values()}
+    if isinstance(model, VisionTransformer):
+        state = checkpoint_filter_fn(state, model)
+    state = {key: value for key, value in state.items() if not key.startswith("head.")}
+    for key, value in state.items():
+        # The filter resizes patches and positions of another model until they fit.
+        if value.untyped_storage().data_ptr() not in held:
+            raise ValueError(f"{key} is of another image or patch size")
+    return state
 
 
 def _local_file(spec: BackboneSpec) -> Path | None:

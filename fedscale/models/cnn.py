@@ -13,7 +13,7 @@ and a loop over clients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -31,10 +31,6 @@ CUDA: bounds the memory of a pass's activations (a few GB)."""
 
 TOGETHER = 4
 """Clients that share a pass when all score the same images."""
-
-
-def _cpu() -> torch.device:
-    return torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Cnn:
     image_size: int = 32
     channels: int = 3
     widths: tuple[int, ...] = (32, 64, 128, 128, 256)
-    device: torch.device = field(default_factory=_cpu)
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -208,7 +204,17 @@ class Cnn:
             counts: images per client, C positive numbers that sum to B.
             pad: not needed here.
             chunk: images per pass; only a batch larger than it is cut. None: as suits the device.
+
+        Raises:
+            ValueError: a count or a chunk below 1, or counts of other sum.
         """
+        if min([*counts, 1 if chunk is None else chunk]) < 1:
+            raise ValueError(f"counts={list(counts)}, chunk={chunk}: allowed are integers from 1")
+        if not sum(counts) == len(inputs) == len(labels):
+            raise ValueError(
+                f"counts={list(counts)}: allowed are those that sum to {len(inputs)} inputs and "
+                f"{len(labels)} labels"
+            )
         grads = {name: torch.zeros_like(value) for name, value in payload.items()}
         losses = torch.zeros(len(counts), dtype=self.dtype, device=inputs.device)
         for mine, part, size in _passes(counts, chunk or self._chunk()):
@@ -279,21 +285,12 @@ class _LoneConv(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         width, channels = weight.shape[:2]
-        twice = [
-            torch.cat([t, t], 1).contiguous(memory_format=torch.channels_last)
-            for t in (grads[0], x)
-        ]
+        g, x = (torch.cat([t, t], 1) for t in (grads[0], x))
+        g, x = (t.contiguous(memory_format=torch.channels_last) for t in (g, x))
+        twice, ones, needs = weight.repeat(2, 1, 1, 1), [1, 1], list(ctx.needs_input_grad)
+        # Stride, padding and dilation are 1; two groups.
         found = torch.ops.aten.convolution_backward(
-            *twice,
-            weight.repeat(2, 1, 1, 1),
-            [2 * width],
-            [1, 1],  # stride
-            [1, 1],  # padding
-            [1, 1],  # dilation
-            False,
-            [0, 0],
-            2,  # groups
-            list(ctx.needs_input_grad),
+            g, x, twice, [2 * width], ones, ones, ones, False, [0, 0], 2, needs
         )
         of_x, *others = found
         return (

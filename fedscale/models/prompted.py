@@ -8,11 +8,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timm.models.convit import ConVit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from fedscale.models import convit, vit
 from fedscale.models.frozen import Tape
-from fedscale.models.vit import read
 
 Precision = Literal["float32", "bfloat16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,6 +38,9 @@ class Preprocessing(Protocol):
 class Prompted:
     """Frozen backbone; prompts join after the position embedding, between CLS and patches.
 
+    In a CLIP they join before the norm that precedes the blocks, in a ConViT with CLS, after the
+    blocks of positional attention. Prompts have no positions of their own.
+
     Weights are cast to the compute type once. Prompts, features and their gradients are float32.
 
     Attributes:
@@ -44,7 +48,8 @@ class Prompted:
         dtype: the compute type, which is also the type of cached tokens.
 
     Args:
-        backbone: a timm VisionTransformer with pre-norm blocks and a CLS token; put in eval mode.
+        backbone: a timm VisionTransformer (also DeiT and CLIP) with pre-norm blocks and a CLS
+            token, or a ConVit; put in eval mode.
         spec: image size and normalisation (a `BackboneSpec`).
         precision: "float32" or "bfloat16".
         device: where weights and computations live.
@@ -56,7 +61,7 @@ class Prompted:
 
     def __init__(
         self,
-        backbone: VisionTransformer,
+        backbone: VisionTransformer | ConVit,
         spec: Preprocessing,
         *,
         precision: Precision | str = "float32",
@@ -64,14 +69,17 @@ class Prompted:
     ) -> None:
         if precision not in DTYPES:
             raise ValueError(f"precision={precision!r} is unknown; allowed: {', '.join(DTYPES)}")
-        layers = read(backbone, dtype=DTYPES[precision], device=torch.device(device))
-        self.norm_pre, self.blocks, self.last, self.norm = layers
         self.precision = precision
         self.device = torch.device(device)
         self.dtype = DTYPES[precision]
+        if isinstance(backbone, ConVit):
+            layers = convit.read(backbone, dtype=self.dtype, device=self.device)
+        else:
+            layers = vit.read(backbone, dtype=self.dtype, device=self.device)
+        self.embed, self.norm_pre, self.blocks, self.last, self.norm = layers
         self.width = self.norm.width
         self.spec = spec
-        self.stem: Any = backbone.eval().requires_grad_(False).to(self.device)
+        backbone.eval().requires_grad_(False).to(self.device)
 
     @torch.no_grad()
     def tokens(
@@ -81,7 +89,8 @@ class Prompted:
 
         images is uint8 (B, H, W, 3) of any size; resized (bicubic, antialiased) and normalised
         as the backbone was trained. The T tokens are CLS, registers if any, and patches, after
-        the position embedding and, where there is one, the norm before the first block.
+        the position embedding and, where there is one, the norm before the first block; in a
+        ConViT, after the blocks of positional attention.
         projected adds the first block's queries, keys and values, see `project`.
         """
         size = self.spec.image_size
@@ -98,8 +107,7 @@ class Prompted:
             if x.shape[-2:] != (size, size):
                 x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp(0, 1)
             x = ((x - mean) / std).to(self.device)
-            x = self.stem.norm_pre(self.stem._pos_embed(self.stem.patch_embed(x))).to(self.dtype)
-            x = x[: len(part)]
+            x = self.embed(x).to(self.dtype)[: len(part)]
             out.append(self.project(x) if projected else x)
         return torch.cat(out)
 

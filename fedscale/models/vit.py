@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +29,18 @@ class Unsupported(ValueError):
 
 
 class Layers(NamedTuple):
-    """The norm before the blocks, all blocks but the last, the last, the norm after it."""
+    """A backbone cut where prompts join.
 
+    Attributes:
+        embed: normalised images (B, 3, S, S) → tokens (B, T, d), CLS first: all that prompts
+            cannot reach. It runs the backbone's own modules, where these are.
+        norm_pre: the norm of prompts before they join, the one that `embed` ends with; or None.
+        blocks: the blocks from there on, but the last.
+        last: the last block.
+        norm: the norm after it, in float32.
+    """
+
+    embed: Callable[[Tensor], Tensor]
     norm_pre: FrozenNorm | None
     blocks: list[FrozenBlock]
     last: FrozenLastBlock
@@ -46,9 +58,25 @@ def read(vit: VisionTransformer, *, dtype: torch.dtype, device: torch.device) ->
     check(vit)
     model: Any = vit
     pre = None if isinstance(model.norm_pre, nn.Identity) else _norm(model.norm_pre, dtype, device)
-    first = [_block(block, dtype, device) for block in model.blocks[:-1]]
-    last = _last(model.blocks[-1], dtype, device)
-    return Layers(pre, first, last, _norm(model.norm, torch.float32, device))
+    return Layers(partial(embed, vit), pre, *stack(model.blocks, model.norm, dtype, device))
+
+
+def embed(vit: Any, images: Tensor) -> Tensor:
+    """Return the tokens that enter the blocks: CLS, registers if any, patches."""
+    tokens: Tensor = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
+    return tokens
+
+
+def stack(
+    blocks: Any, norm: Any, dtype: torch.dtype, device: torch.device
+) -> tuple[list[FrozenBlock], FrozenLastBlock, FrozenNorm]:
+    """Return all blocks but the last, the last, and the norm after it in float32.
+
+    The blocks' parts must have passed `check_block` and be named as timm names them.
+    """
+    first = [_block(block, dtype, device) for block in blocks[:-1]]
+    last = _last(blocks[-1], dtype, device)
+    return first, last, _norm(norm, torch.float32, device)
 
 
 def check(vit: Any) -> None:
@@ -57,36 +85,52 @@ def check(vit: Any) -> None:
     Raises:
         Unsupported: the first part that is not understood.
     """
-
-    def need(holds: bool, what: str) -> None:
-        if not holds:
-            raise Unsupported(f"backbone {kind(vit)} with {what} is not supported")
-
-    def kind(module: Any) -> str:
-        return type(module).__name__
-
-    need(type(vit) is VisionTransformer, "a forward pass of its own")
-    need(vit.has_class_token, "no CLS token")
-    need(vit.attn_pool is None, "attention pooling")
-    need(isinstance(vit.fc_norm, nn.Identity), "a norm after pooling")
-    need(type(vit.norm) in NORMS, f"final norm {kind(vit.norm)}")
-    need(not vit.dynamic_img_size, "dynamic image sizes")
-    need(type(vit.norm_pre) in (nn.Identity, *NORMS), f"first norm {kind(vit.norm_pre)}")
-    need(len(vit.blocks) > 0, "no blocks")
+    need(type(vit) is VisionTransformer, vit, "a forward pass of its own")
+    need(vit.has_class_token, vit, "no CLS token")
+    need(vit.attn_pool is None, vit, "attention pooling")
+    need(isinstance(vit.fc_norm, nn.Identity), vit, "a norm after pooling")
+    need(type(vit.norm) in NORMS, vit, f"final norm {kind(vit.norm)}")
+    need(not vit.dynamic_img_size, vit, "dynamic image sizes")
+    need(type(vit.norm_pre) in (nn.Identity, *NORMS), vit, f"first norm {kind(vit.norm_pre)}")
+    need(len(vit.blocks) > 0, vit, "no blocks")
     for block in vit.blocks:
-        need(type(block) is Block, f"blocks {kind(block)}")
-        a, mlp = block.attn, block.mlp
-        need(type(a) is Attention, f"attention {kind(a)}")
-        need(isinstance(a.q_norm, nn.Identity), "normalised queries and keys (qk_norm)")
-        need(isinstance(getattr(a, "norm", nn.Identity()), nn.Identity), "scale_attn_norm")
-        need(getattr(a, "gate", None) is None, "gated attention")
-        need(type(mlp) is Mlp and isinstance(mlp.fc1, nn.Linear), f"MLP {kind(mlp)}")
-        need(isinstance(mlp.norm, nn.Identity), "scale_mlp_norm")
-        need(activation(mlp.act) is not None, f"activation {kind(mlp.act)}")
-        for norm in (block.norm1, block.norm2):
-            need(type(norm) in NORMS, f"norm {kind(norm)}")
-        for scale in (block.ls1, block.ls2):
-            need(type(scale) in (nn.Identity, LayerScale), f"scale {kind(scale)}")
+        need(type(block) is Block, vit, f"blocks {kind(block)}")
+        need(type(block.attn) is Attention, vit, f"attention {kind(block.attn)}")
+        check_block(vit, block)
+
+
+def check_block(model: nn.Module, block: Any) -> None:
+    """Refuse parts of a pre-norm block with timm's names for them, whose class is known.
+
+    Raises:
+        Unsupported: the first part that is not understood, with the class of `model`.
+    """
+    a, mlp = block.attn, block.mlp
+    need(_absent(a, "q_norm"), model, "normalised queries and keys (qk_norm)")
+    need(_absent(a, "norm"), model, "scale_attn_norm")
+    need(getattr(a, "gate", None) is None, model, "gated attention")
+    need(type(mlp) is Mlp and isinstance(mlp.fc1, nn.Linear), model, f"MLP {kind(mlp)}")
+    need(isinstance(mlp.norm, nn.Identity), model, "scale_mlp_norm")
+    need(activation(mlp.act) is not None, model, f"activation {kind(mlp.act)}")
+    for norm in (block.norm1, block.norm2):
+        need(type(norm) in NORMS, model, f"norm {kind(norm)}")
+    for scale in (_ls(block, 1), _ls(block, 2)):
+        need(type(scale) in (nn.Identity, LayerScale), model, f"scale {kind(scale)}")
+
+
+def need(holds: bool, model: nn.Module, what: str) -> None:
+    """Refuse a model with `what` unless `holds`.
+
+    Raises:
+        Unsupported: one line with the class of `model` and `what`.
+    """
+    if not holds:
+        raise Unsupported(f"backbone {kind(model)} with {what} is not supported")
+
+
+def kind(module: Any) -> str:
+    """Name the class of a module."""
+    return type(module).__name__
 
 
 def activation(act: nn.Module) -> Activation | None:
@@ -123,7 +167,7 @@ def _block(block: Any, dtype: torch.dtype, device: torch.device) -> FrozenBlock:
     return FrozenBlock(
         norm=_norm(block.norm1, dtype, device),
         qkv=FrozenLinear(*_scaled(attn.qkv, _query_scale(attn)), dtype=dtype, device=device),
-        proj=FrozenLinear(*_scaled(attn.proj, _gamma(block.ls1)), dtype=dtype, device=device),
+        proj=FrozenLinear(*_scaled(attn.proj, _gamma(_ls(block, 1))), dtype=dtype, device=device),
         mlp=_mlp(block, dtype, device),
         heads=attn.num_heads,
     )
@@ -133,7 +177,7 @@ def _last(block: Any, dtype: torch.dtype, device: torch.device) -> FrozenLastBlo
     attn, H = block.attn, block.attn.num_heads
     w, b = _scaled(attn.qkv, _query_scale(attn))
     Q, K, V = (part.unflatten(0, (H, -1)) for part in w.double().chunk(3))  # (H, e, d)
-    w, bias = _scaled(attn.proj, _gamma(block.ls1))
+    w, bias = _scaled(attn.proj, _gamma(_ls(block, 1)))
     P = w.double().unflatten(1, (H, -1))  # (d, H, e)
     probe, gather = torch.einsum("hei,hej->hij", K, Q), torch.einsum("dhe,hei->dhi", P, V)
     probe_bias, gather_bias = None, None if bias is None else bias.double()
@@ -154,13 +198,22 @@ def _last(block: Any, dtype: torch.dtype, device: torch.device) -> FrozenLastBlo
 def _mlp(block: Any, dtype: torch.dtype, device: torch.device) -> FrozenMLP:
     act = activation(block.mlp.act)
     assert act is not None, "checked before"
-    fc2 = _scaled(block.mlp.fc2, _gamma(block.ls2))
+    fc2 = _scaled(block.mlp.fc2, _gamma(_ls(block, 2)))
     return FrozenMLP(
         norm=_norm(block.norm2, dtype, device),
         fc1=FrozenLinear(*_scaled(block.mlp.fc1, None), dtype=dtype, device=device),
         activation=act,
         fc2=FrozenLinear(*fc2, dtype=dtype, device=device),
     )
+
+
+def _absent(module: nn.Module, name: str) -> bool:
+    return isinstance(getattr(module, name, nn.Identity()), nn.Identity)
+
+
+def _ls(block: nn.Module, number: int) -> Any:
+    """Return the first or second LayerScale; blocks of other transformers have none."""
+    return getattr(block, f"ls{number}", nn.Identity())
 
 
 def _gamma(scale: nn.Module) -> Tensor | None:

@@ -23,6 +23,8 @@ def steps(
 ) -> Iterator[Step]:
     """Return the rounds start_round … rounds (one more with `restat`).
 
+    Each client sends one message per round, to the server; what it sends back is not counted.
+
     Args:
         samples: training samples of each of M clients.
         rounds: communication rounds; one-shot methods have 1.
@@ -67,6 +69,7 @@ def steps(
             measure=round % eval_every == 0 or round == total,
             statistics=statistics and round in (rounds, total),
             serve=serve and round == total,
+            messages=0 if average == "none" else m,
         )
 
     return (step(round) for round in range(start_round, total + 1))

@@ -25,6 +25,7 @@ class Step:
         restart: whether proximal anchors (and, unless carried, moments) start anew here.
         statistics: whether active clients compute the statistics of their data after training.
         serve: whether a server turns what all clients sent into one model for all.
+        messages: payloads sent in this step; -1 = one per entry of W off the diagonal.
         cycle: number of the cycle that the step belongs to, from 1; 0 for regimes without cycles.
     """
 
@@ -38,4 +39,5 @@ class Step:
     restart: bool = True
     statistics: bool = False
     serve: bool = False
+    messages: int = -1
     cycle: int = 0
