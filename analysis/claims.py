@@ -125,7 +125,7 @@ def render(table: pd.DataFrame, scale: str) -> Table:
             f"{row['measured']:.1f}",
             row["against"],
             row["against_claimed"],
-            "" if row["against_measured"] is None else f"{row['against_measured']:.1f}",
+            "" if pd.isna(row["against_measured"]) else f"{row['against_measured']:.1f}",
         )
     return shown
 
