@@ -152,7 +152,9 @@ def describe(records: pd.DataFrame) -> str:
     partition = f"{partition} {values(detail.get(partition, ''))}".strip()
     seeds = swept["seed"].nunique()
     parts = [
-        values("method"),
+        values("method")
+        if swept["method"].nunique() < 4
+        else f"{swept['method'].nunique()} methods",
         f"{values('data.name')} ({partition})" if partition else values("data.name"),
         f"{values('data.clients')} clients",
         f"{values('rounds')} rounds",
