@@ -356,6 +356,14 @@ def test_warnings_are_logged_and_on_the_result(caplog):
     assert all(line in caplog.text for line in (*found.warnings, *bound.warnings))
 
 
+def test_without_a_feasible_partition_ties_go_to_the_fewest_clusters():
+    # A path of 4 and a star of 5 leaves both have Φ = 1/6; only the path's halves are better.
+    found = form_clusters(nx.disjoint_union(nx.path_graph(4), nx.star_graph(5)), B=1e4)
+    lowest = [min(row) for row in found.candidates["conductances"]]
+    assert lowest == pytest.approx([1 / 6, 1 / 6, 0])
+    assert found.candidates["chosen"].tolist() == [True, False, False]
+
+
 def test_wide_clusters_are_split_at_the_smallest_cuts_only(caplog):
     graph = planted(2, 40, 0.6, 0.02, 0)
     with caplog.at_level(logging.INFO, "fedscale"):
