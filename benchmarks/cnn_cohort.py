@@ -8,8 +8,8 @@ vmap: torch.func.vmap over the gradient of the same module, called with a slice 
 parameters. Cohort: `Cnn.gradients`. Both stacked ways end with the cohort's SGD and are measured
 at several numbers of clients per pass. All start from the same images and parameters, run in one
 process with the same allocator settings and threads, and take turns step by step.
-The gradients' error is the largest over clients and tensors: where rounding flips one ReLU or one
-choice of a maximum it is 1e-3 to 1e-2, as it is in float64 for inputs moved by 1e-7.
+The gradients' error is the largest over clients and tensors: about 1e-6, and 1e-3 to 1e-2 in a
+client where rounding flips one ReLU or one choice of a maximum.
 """
 
 from __future__ import annotations

@@ -157,5 +157,8 @@ def learn(config: RunConfig, learner: Learner, block: Block, samples: Sequence[i
         lr=config.server.lr,
         batch=config.local.batch_size,
         seed=config.seed,
+        generator_steps=config.server.generator_steps,
+        generator_width=config.server.generator_width,
+        student_steps=config.server.student_steps,
     )
     return blocks.arrays(student)

@@ -181,3 +181,9 @@ class ServerConfig(Part):
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 50
     lr: Positive = 0.01
     """Learning rate of the distilled network."""
+    generator_steps: Annotated[int, Field(ge=1, le=100_000)] = 30
+    """Steps of each epoch's generator."""
+    generator_width: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Channels of its last hidden layer."""
+    student_steps: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """Steps of the distilled network per epoch at most; 0 = all images so far."""

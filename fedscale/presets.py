@@ -7,7 +7,7 @@ scale is the data, the backbone and the budget it runs on, one per family of met
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedscale.config import ConfigError, RunConfig, from_flat
@@ -15,10 +15,11 @@ from fedscale.config import ConfigError, RunConfig, from_flat
 
 @dataclass(frozen=True)
 class Method:
-    """One method: its paper's family, and what it changes from the defaults."""
+    """One method: its paper's family, what it changes from the defaults, and at `offline` only."""
 
     family: str
     overrides: Mapping[str, Any]
+    offline: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _prompts(optimizer: str, merge: str = "mean", more: Mapping[str, Any] | None = None) -> Method:
@@ -42,6 +43,19 @@ _NO_TRAINING = {"prompts.count": 0, "regime.average": "uniform"}
 
 def _oneshot(**more: Any) -> Method:
     return Method("fedopal", {**_ONE_SHOT, **{k.replace("__", "."): v for k, v in more.items()}})
+
+
+def _distilled(server: str) -> Method:
+    networks = {"backbone.name": "cnn", "server.name": server, "local.optimizer": "sgd"}
+    small = {
+        "backbone.channels": "16-32-64",
+        "local.lr": 0.05,
+        "local.momentum": 0.9,
+        "server.generator_steps": 10,
+        "server.generator_width": 16,
+        "server.student_steps": 20,
+    }
+    return Method("fedopal", {**_ONE_SHOT, **networks, "local.lr": 0.01}, small)
 
 
 DFROST = _prompts("adam", "ot")
@@ -86,8 +100,8 @@ METHODS: dict[str, Method] = {
     "fedpft": Method("fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedpft"}),
     "fedavg": _oneshot(),
     "local": _oneshot(regime__average="none"),
-    "dense": _oneshot(backbone__name="cnn", server__name="dense", local__optimizer="sgd"),
-    "coboosting": _oneshot(backbone__name="cnn", server__name="coboosting", local__optimizer="sgd"),
+    "dense": _distilled("dense"),
+    "coboosting": _distilled("coboosting"),
 }
 """Every method of the three papers, and what they compare with."""
 
@@ -193,5 +207,7 @@ def preset(
         raise ConfigError(f"scale={scale}: unknown; allowed: {', '.join(scales())}")
     chosen = METHODS[method]
     named = {"method": method, "scale": scale}
-    base = SCALES[chosen.family][scale]
-    return from_flat({**base, **chosen.overrides, **named, **(overrides or {}), **more})
+    base = {**SCALES[chosen.family][scale], **chosen.overrides}
+    if scale == "offline":
+        base |= chosen.offline
+    return from_flat({**base, **named, **(overrides or {}), **more})

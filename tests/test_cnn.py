@@ -341,7 +341,7 @@ def test_empty_batches_are_refused(counts, chunk):
     payload, inputs, labels = problem(cnn, 2, 2)
     with pytest.raises(ValueError, match=r"^counts=.*: allowed are integers from 1$"):
         cnn.gradients(payload, inputs, labels, counts, chunk=chunk)
-    with pytest.raises(ValueError, match=r"^counts=\[1\]: allowed are those that sum to 2 inputs"):
+    with pytest.raises(ValueError, match=r"^counts=\[1\]: allowed are those of 2 inputs"):
         cnn.gradients(payload, inputs, labels, [1])
 
 

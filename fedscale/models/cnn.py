@@ -29,8 +29,7 @@ CHUNK_VALUES = {"cpu": 2**22, "cuda": 2**28}
 """Values of the first convolution's output per pass. CPU: measured, see benchmarks/cnn_cohort.py;
 CUDA: bounds the memory of a pass's activations (a few GB)."""
 
-TOGETHER = 4
-"""Clients that share a pass when all score the same images."""
+TOGETHER = 4  # clients that share a pass when all score the same images
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,7 @@ class Cnn:
         return found
 
     def initial(
-        self,
-        clients: Sequence[int],
-        *,
-        seed: int,
-        init: Literal["shared", "per_client"] = "shared",
+        self, clients: Sequence[int], *, seed: int, init: Literal["shared", "per_client"] = "shared"
     ) -> Payload:
         """Weights and biases drawn from U(−v, v), v = 1 / √(inputs of a unit), as torch's layers.
 
@@ -139,14 +134,11 @@ class Cnn:
             self._draw(seeds.stream(seed, "weights", 0, 0 if init == "shared" else client))
             for client in clients
         ]
-        return {
-            name: torch.tensor(
-                np.array([draw[name] for draw in draws]).reshape(len(draws), *shape),
-                dtype=self.dtype,
-                device=self.device,
-            )
-            for name, shape in self.shapes.items()
-        }
+        payload: Payload = {}
+        for name, shape in self.shapes.items():
+            stacked = np.array([draw[name] for draw in draws]).reshape(len(draws), *shape)
+            payload[name] = torch.tensor(stacked, dtype=self.dtype, device=self.device)
+        return payload
 
     def _draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         draw: dict[str, np.ndarray] = {}
@@ -211,10 +203,7 @@ class Cnn:
         if min([*counts, 1 if chunk is None else chunk]) < 1:
             raise ValueError(f"counts={list(counts)}, chunk={chunk}: allowed are integers from 1")
         if not sum(counts) == len(inputs) == len(labels):
-            raise ValueError(
-                f"counts={list(counts)}: allowed are those that sum to {len(inputs)} inputs and "
-                f"{len(labels)} labels"
-            )
+            raise ValueError(f"counts={list(counts)}: allowed are those of {len(inputs)} inputs")
         grads = {name: torch.zeros_like(value) for name, value in payload.items()}
         losses = torch.zeros(len(counts), dtype=self.dtype, device=inputs.device)
         for mine, part, size in _passes(counts, chunk or self._chunk()):
@@ -232,13 +221,9 @@ class Cnn:
     def evaluate(
         self, payload: Payload, inputs: Tensor, labels: Tensor, *, chunk: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Score every client on the same samples.
+        """Score every client on the same samples: inputs (B, c, S, S), labels (B,) int64.
 
-        Args:
-            payload: C clients' parameters.
-            inputs: (B, c, S, S) from `inputs`.
-            labels: (B,) int64.
-            chunk: images per pass, which up to four clients share; None: as suits the device.
+        Args as of `gradients`; up to four clients share a pass of `chunk` images.
 
         Returns:
             Correct predictions (C,) int64 and mean cross-entropy (C,), on the CPU; NaN losses
