@@ -123,6 +123,15 @@ def test_known_values():
     assert cond.conductance(nx.disjoint_union(nx.cycle_graph(9), nx.cycle_graph(9))) == 0
 
 
+def test_noise_between_components_is_no_link():
+    A = np.kron(np.eye(2), np.full((5, 5), 0.2))
+    noise = np.random.default_rng(0).normal(size=A.shape) * 1e-15
+    assert cond.conductance(A + noise + noise.T) == 0
+    assert cond.conductance(csr_array(A + noise + noise.T)) == 0
+    A[0, 9] = A[9, 0] = 1e-6
+    assert cond.conductance(A) == pytest.approx(1e-6 / 5, rel=1e-4)
+
+
 def test_one_more_link_can_lower_conductance():
     lowered = 0
     for graph in connected_graphs([6], 20):

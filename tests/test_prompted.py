@@ -255,6 +255,22 @@ def test_counts_that_do_not_fit_are_refused(prompts, counts):
         model.features(model.tokens(images(3)), torch.zeros(prompts), counts)
 
 
+@pytest.mark.parametrize("prompts", [(1, 2, 1), (1, 2, 25), (1, 2), (1, 0, 23)])
+def test_prompts_of_another_width_are_refused_not_broadcast(prompts):
+    model = Prompted(vit(), SPEC)
+    with pytest.raises(ValueError, match="24") as error:
+        model.features(model.tokens(images(3)), torch.zeros(prompts), [3])
+    assert "\n" not in str(error.value)
+
+
+def test_tokens_of_another_width_and_no_images_are_refused():
+    model = Prompted(vit(), SPEC)
+    with pytest.raises(ValueError, match=r"\(B, T, 24 or 96\)"):
+        model.features(torch.zeros(3, 17, 48), torch.zeros(1, 2, 24), [3])
+    with pytest.raises(ValueError, match="at least one"):
+        model.tokens(images(0))
+
+
 def test_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="precision='float16'"):
         Prompted(vit(), SPEC, precision="float16")
@@ -345,6 +361,22 @@ def test_prompts_join_where_they_must_and_all_get_a_gradient(family, precision, 
         close(found, out, 1e-5 if exact else 3e-2)
         close(gradient, right, 1e-5 if exact else 6e-2)
         assert float(gradient.abs().amax(2).min()) > 0
+
+
+def test_no_prompts_and_prompts_that_are_not_finite(family):
+    """Zero prompts are the unprompted path; a client's NaN stays its own."""
+    _, module, spec = family
+    model = Prompted(module, spec)
+    tokens, none = model.tokens(images(4)), torch.zeros(2, 0, width(module))
+    out, gradient = features_and_gradient(
+        lambda p: model.features(tokens, p, [2, 2]), none, torch.ones(4, model.width)
+    )
+    assert torch.equal(out, model.features(tokens)) and gradient.shape == none.shape
+    own = torch.randn(2, 3, model.width)
+    right = model.features(tokens, own, [2, 2])
+    own[0, 1, 0] = float("nan")
+    found = model.features(tokens, own, [2, 2])
+    assert found[:2].isnan().all() and torch.equal(found[2:], right[2:])
 
 
 def test_rows_are_cls_prompts_patches():

@@ -92,7 +92,12 @@ class Prompted:
         the position embedding and, where there is one, the norm before the first block; in a
         ConViT, after the blocks of positional attention.
         projected adds the first block's queries, keys and values, see `project`.
+
+        Raises:
+            ValueError: no images.
         """
+        if not len(images):
+            raise ValueError("images: at least one is needed")
         size = self.spec.image_size
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (self.spec.mean, self.spec.std))
         out = []
@@ -146,6 +151,12 @@ class Prompted:
                 f"counts {runs} must be positive, one per set of prompts {tuple(prompts.shape)}, "
                 f"and sum to the images of tokens {tuple(tokens.shape)}"
             )
+        d = self.width
+        if prompts.ndim != 3 or prompts.shape[2] != d or tokens.shape[2:] not in ((d,), (4 * d,)):
+            raise ValueError(
+                f"prompts {tuple(prompts.shape)} and tokens {tuple(tokens.shape)} must be "
+                f"(C, n, {d}) and (B, T, {d} or {4 * d})"
+            )
         rows: Tensor = _Backbone.apply(tokens, prompts, runs, self)
         return F.layer_norm(rows, (self.width,), self.norm.weight, self.norm.bias, self.norm.eps)
 
@@ -176,6 +187,8 @@ class Prompted:
         return x, (*tapes, tape)
 
     def _backward(self, tapes: Tape, g: Tensor, counts: list[int], n: int) -> Tensor:
+        if n == 0:
+            return g.new_empty(len(counts), 0, self.width, dtype=torch.float32)
         rest = list(tapes)
         B, C, own = len(g), len(counts), slice(1, n + 1)
         g = self.last.backward(rest.pop(), g)
