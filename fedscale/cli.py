@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedscale import cluster
 from fedscale.config import ConfigError, parse_overrides
-from fedscale.data import catalogue
+from fedscale.data import catalogue, check, layouts, sources
 from fedscale.files import StoreError, check_writable
 from fedscale.options import run_command
 from fedscale.presets import METHODS, preset, scales
@@ -108,6 +108,42 @@ def data_list() -> None:
             text,
         )
     _console().print(table)
+
+
+@data.command("fetch", help="Download what is missing of NAME..., once per machine.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def data_fetch(names: Sequence[str]) -> int:
+    """Print where each source lies, or on stderr where its files go; 1 if one is missing."""
+    failed = False
+    for name in dict.fromkeys(domain.name for _, domain in _data_domains(names)):
+        if name not in layouts.SOURCES:
+            print(f"{name}: ships with fedscale and the packages it depends on")
+            continue
+        try:
+            print(f"{name}: {sources.fetch(name, lambda text: print(text, file=sys.stderr))}")
+        except sources.DataUnavailable as error:
+            failed = True
+            print(error, file=sys.stderr)
+    return FAILED if failed else 0
+
+
+@data.command("check", help="Open every file of NAME... and compare it with what is published.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def data_check(names: Sequence[str]) -> int:
+    """Print one line per domain; 1 if one is missing or not whole."""
+    _data_domains(names)
+    failed = False
+    for finding in check.check(names):
+        print(f"{finding.name}: {finding.text}", flush=True)
+        failed = failed or not finding.ok
+    return FAILED if failed else 0
+
+
+def _data_domains(names: Sequence[str]) -> list[tuple[str, catalogue.Domain]]:
+    try:
+        return check.domains(names)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 @cli.command("doctor", help="What this machine has, and how to get what is missing.")

@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from fedscale.data import catalogue, sources
-from fedscale.data.catalogue import CATALOGUE, DataUnavailable, available, load
+from fedscale.data.catalogue import CATALOGUE, DataUnavailable, Domain, available, load
 
 
 @pytest.fixture
@@ -30,6 +30,10 @@ def everything(root):
     tiny.cifar(root / "cifar100", 100, 200)
     tiny.svhn(root / "svhn")
     tiny.notmnist(root / "notmnist")
+    tiny.mnist_m(root / "mnist_m")
+    tiny.cinic10(root / "cinic10")
+    tiny.mmafedb(root / "mmafedb")
+    tiny.dtd(root / "dtd")
 
 
 def assert_well_formed(dataset):
@@ -92,10 +96,11 @@ def test_groups_give_the_images_of_any_indices_by_domain():
 
 @pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in ("offline", "fashion")])
 def test_every_public_dataset_loads_from_files_in_its_own_format(everything, name):
-    per_class, classes = 1, CATALOGUE[name][0].classes
-    dataset = load(name, per_class * classes, per_class * classes)
+    size = max(domain.classes for domain in CATALOGUE[name])
+    dataset = load(name, size, size)
     assert_well_formed(dataset)
-    assert np.all(np.bincount(dataset.train.labels) == per_class)
+    assert np.all(np.bincount(dataset.train.labels) == 1)
+    assert np.all(np.bincount(dataset.test.labels) == 1)
     assert len(np.bincount(dataset.train.labels)) == dataset.num_classes
     assert available(name)[0]
 
@@ -107,20 +112,71 @@ def test_five_is_the_papers_order_with_fifty_classes(everything):
     assert {(d.train_size, d.test_size) for d in CATALOGUE["five"]} == {(20_000, 2_000)}
 
 
-def test_files_with_fewer_images_than_asked_for_are_one_line(everything, root):
-    for arguments, size in (((), "60,000"), ((40, 10), "40")):
-        with pytest.raises(
-            DataUnavailable, match=rf"30 training images.*asks for {size}"
-        ) as caught:
-            load("mnist", *arguments)
-        assert "\n" not in str(caught.value) and str(root / "mnist") in str(caught.value)
+def test_four_is_the_papers_order_with_37_classes(everything):
+    dataset = load("four", 20, 10)
+    assert dataset.domains == ("mnist_m", "fmnist", "cinic10", "mmafedb")
+    assert dataset.classes == (10, 10, 10, 7) and dataset.num_classes == 37
+    assert [len(images) for images in dataset.train.images] == [20, 20, 20, 14]  # 20 // 7 = 2
+    assert {(d.train_size, d.test_size) for d in CATALOGUE["four"]} == {(30_000, 2_500)}
+    assert [d.size(True) for d in CATALOGUE["four"]] == [30_000, 30_000, 30_000, 29_995]
+    assert [d.size(False) for d in CATALOGUE["four"]] == [2_500, 2_500, 2_500, 2_499]
+
+
+def test_dtd_has_47_classes_in_one_size(everything):
+    dataset = load("dtd", 94, 47)
+    assert dataset.num_classes == 47 and dataset.train.images[0].shape == (94, 224, 224, 3)
+    assert (CATALOGUE["dtd"][0].train_size, CATALOGUE["dtd"][0].test_size) == (3_760, 1_880)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "there", "size"),
+    [
+        ("mnist", (), "30 training images", "60,000"),
+        ("mnist", (40, 10), "30 training images", "40"),
+        ("five", (100, 10), "30 training images", "100"),
+        ("four", (), "30 training images", "30,000"),
+        ("four", (20, 100), "30 test images", "100"),
+        ("mmafedb", (0, 0), "42 training images", "29,995"),
+        ("dtd", (), "188 training images", "3,760"),
+    ],
+)
+def test_files_with_fewer_images_than_needed_are_one_line(
+    everything, root, monkeypatch, name, arguments, there, size
+):
+    monkeypatch.setitem(CATALOGUE, "mmafedb", CATALOGUE["four"][3:])
+    with pytest.raises(DataUnavailable, match=rf"holds {there}; {size} are needed") as caught:
+        load(name, *arguments)
+    assert "\n" not in str(caught.value) and str(root) in str(caught.value)
+
+
+def test_a_rare_class_gives_all_it_has_and_is_told(root, caplog):
+    tiny.mmafedb(root / "mmafedb", per_class=6, rare=2)
+    domain = Domain("mmafedb", 7, 30, 30, "", whole=False)
+    for train in (True, False):
+        caplog.clear()
+        images, labels = catalogue._domain(domain, train, 0)
+        assert np.bincount(labels).tolist() == [4, 2, 4, 4, 4, 4, 4] and len(images) == 26
+        assert "26 of 28" in caplog.text and "2 of class 1 (4 wanted)" in caplog.text
+
+
+def test_an_empty_class_is_one_line(everything, root):
+    for file in (root / "cinic10" / "train" / "frog").iterdir():
+        file.unlink()
+    with pytest.raises(DataUnavailable, match=r"holds 27 .*, none of 1 of its 10 classes; 10 are"):
+        catalogue._domain(CATALOGUE["four"][2], True, 10)
+
+
+def test_a_subset_is_balanced_even_of_exactly_its_size(root):
+    tiny.mmafedb(root / "mmafedb", per_class=6, rare=2)  # 38 images
+    images, labels = catalogue._domain(Domain("mmafedb", 7, 38, 35, "", whole=False), True, 0)
+    assert np.bincount(labels).tolist() == [5, 2, 5, 5, 5, 5, 5] and len(images) == 32
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in ("offline", "fashion")])
 def test_absent_data_is_one_line_and_available_agrees(root, name):
     there, text = available(name)
     assert not there and "\n" not in text
-    assert str(root) in text or "fedscale.data.sources" in text
+    assert str(root) in text or f"fedscale data fetch {name}" in text
     with pytest.raises(DataUnavailable) as caught:
         load(name, 100, 100)
     assert "\n" not in str(caught.value) and str(root) in str(caught.value)
@@ -162,7 +218,7 @@ def test_fashion_mnist_in_full():
 
 def test_importing_the_catalogue_is_light():
     code = (
-        "import sys, fedscale.data.catalogue, fedscale.data.partition; "
+        "import sys, fedscale.data.check, fedscale.data.partition; "
         "print([m for m in ('torch','torchvision','sklearn','scipy','PIL','matplotlib','filelock')"
         " if m in sys.modules])"
     )

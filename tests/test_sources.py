@@ -1,26 +1,21 @@
 """Files of public datasets: read in their true formats, fetched once, damaged ones refused."""
 
 import hashlib
-import http.server
 import io
 import os
 import pickle
-import subprocess
-import sys
 import tarfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
 
-from fedscale.data import sources
-from fedscale.data.sources import SOURCES, DataUnavailable
+from fedscale.data import download, sources
+from fedscale.data.layouts import SOURCES
+from fedscale.data.sources import DataUnavailable
 
-REMOTE = sources.remote  # the fixture replaces it
 NOBODY = "http://127.0.0.1:9/"  # the discard port: refused at once
 
 
@@ -119,6 +114,12 @@ def test_a_pickle_that_calls_something_is_refused(root):
         ("fmnist", tiny.mnist, "t10k-labels-idx1-ubyte.gz"),
         ("cifar10", tiny.cifar, "test_batch"),
         ("svhn", tiny.svhn, "test_32x32.mat"),
+        ("mnist_m", tiny.mnist_m_tensors, "mnist_m_test.pt"),
+        ("mnist_m", tiny.mnist_m, "mnist_m_test/0007.png"),
+        ("cinic10", tiny.cinic10, "test/frog/0001.png"),
+        ("mmafedb", tiny.mmafedb, "test/sad/0001.jpg"),
+        ("dtd", tiny.dtd, "images/polka-dotted/0002.jpg"),
+        ("dtd", tiny.dtd, "labels/test1.txt"),
     ],
 )
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
@@ -141,6 +142,15 @@ def test_images_and_labels_of_different_number_are_refused(root):
     assert_one_line(caught, "20 images and 30 labels")
 
 
+def test_labels_beyond_the_classes_are_refused(root):
+    tiny.mnist(root / "mnist", packed=False)
+    file = root / "mnist" / "train-labels-idx1-ubyte"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x0a")
+    with pytest.raises(DataUnavailable) as caught:
+        sources.load("mnist", True)
+    assert_one_line(caught, "labels run from 0 to 10, not 0 to 9")
+
+
 # Absence
 
 
@@ -148,9 +158,7 @@ def test_images_and_labels_of_different_number_are_refused(root):
 def test_absent_data_is_one_line_with_places_target_and_command(root, name):
     with pytest.raises(DataUnavailable) as caught:
         sources.load(name, True)
-    command = (
-        SOURCES[name].command.format(root=f"'{root}'") or f"python -m fedscale.data.sources {name}"
-    )
+    command = SOURCES[name].command.format(root=f"'{root}'") or f"fedscale data fetch {name}"
     assert_one_line(caught, f"{name} is not here: looked in", root / name, command)
     assert not list(root.glob("[!.]*")), "nothing is left under a name that is read"
 
@@ -239,37 +247,6 @@ def test_threads_download_once_between_them(origin, monkeypatch):
     assert len(folders) == 1 and calls == ["SVHN"]
 
 
-def test_processes_download_once_between_them_over_http(tmp_path, origin):
-    requests = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args):
-            super().__init__(*args, directory=str(tmp_path / "origin"))
-
-        def log_request(self, code="-", size="-"):
-            requests.append(self.path)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/"
-    listing = [(file, [address + file], md5) for file, _, md5 in origin[1]]
-    code = (
-        "from fedscale.data import sources; "
-        f"sources.remote = lambda kind: {listing!r}; "
-        "print(sources.load('svhn', True)[1].tolist())"
-    )
-    environment = {**os.environ, "no_proxy": "127.0.0.1"}
-    runs = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
-        for _ in range(3)
-    ]
-    answers = {run.communicate(timeout=120)[0] for run in runs}
-    server.shutdown()
-    server.server_close()
-    assert answers == {f"{origin[0][True][1].tolist()}\n".encode()}
-    assert sorted(requests) == ["/test_32x32.mat", "/train_32x32.mat"]
-
-
 def test_of_an_archive_only_the_files_that_are_read_reach_the_disk(root, tmp_path, monkeypatch):
     content = tiny.cifar(tmp_path / "origin" / "cifar-10-batches-py")
     archive = tmp_path / "cifar-10-python.tar.gz"
@@ -283,27 +260,19 @@ def test_of_an_archive_only_the_files_that_are_read_reach_the_disk(root, tmp_pat
     listing = [(archive.name, [archive.as_uri()], md5)]
     monkeypatch.setattr(sources, "remote", lambda kind: listing)
     assert np.array_equal(sources.load("cifar10", True)[0], content[True][0])
-    assert {path.name for path in (root / "cifar10").iterdir()} == set(SOURCES["cifar10"].files)
+    assert {path.name for path in (root / "cifar10").iterdir()} == {*SOURCES["cifar10"].forms[0]}
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_torchvision_keeps_an_address_and_a_checksum_of_every_file():
-    for source in SOURCES.values():
-        if not source.torchvision:
-            continue
-        listing = REMOTE(source.torchvision)
-        for file, addresses, md5 in listing:
+def test_every_download_has_addresses_and_a_checksum():
+    fetched = {source.kind: source for source in SOURCES.values() if source.kind}
+    assert set(fetched) >= {"MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN", "DTD"}
+    for kind, source in fetched.items():
+        for file, addresses, md5 in (listing := download.remote(kind)):
             assert all(address.startswith("http") for address in addresses)
-            assert all(address.endswith(file) for address in addresses)
+            assert addresses[0].endswith(file)
             assert len(bytes.fromhex(md5)) == 16
-        names = {file for file, _, _ in listing}
-        assert names == set(source.files) or all(name.endswith(".tar.gz") for name in names)
-
-
-def test_the_command_fetches_by_name(root, origin, capsys):
-    assert sources.main(["svhn"]) == 0
-    assert str(root / "svhn") in capsys.readouterr().out
-    assert sources.main(["notmnist"]) == 1
-    assert "curl" in capsys.readouterr().err
-    assert sources.main(["imagenet"]) == 2
-    assert Path(root / "svhn").is_dir()
+        files = {file for file, _, _ in listing}
+        assert files == set(source.forms[0]) or all(file.endswith(".tar.gz") for file in files)
+        unpacked = {file.removesuffix(".gz") for file in source.forms[0]}
+        assert set(download.checksums(kind)) in ({*unpacked}, set())

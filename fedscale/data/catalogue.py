@@ -6,6 +6,7 @@ labels are offset by domain, so that a composite of four ten-class domains has 4
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,21 +14,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedscale.data import offline, sources
+from fedscale.data.formats import Read
+from fedscale.data.layouts import SOURCES
 from fedscale.data.shares import balanced
 from fedscale.data.sources import DataUnavailable
 
 __all__ = ["CATALOGUE", "DataUnavailable", "Dataset", "Domain", "Split", "available", "load"]
 
+log = logging.getLogger(__name__)
+
+_KEYS = {True: "train_size", False: "test_size"}
+_KINDS = {True: "training", False: "test"}
+
 
 @dataclass(frozen=True)
 class Domain:
-    """One source of images at the size a dataset uses it; `source` is for people."""
+    """One source of images at the size a dataset uses it; `source` is for people.
+
+    Attributes:
+        whole: whether the sizes are all the images there are; else they are balanced subsets.
+    """
 
     name: str
     classes: int
     train_size: int
     test_size: int
     source: str
+    whole: bool = True
+
+    def size(self, train: bool, asked: int = 0) -> int:
+        """Return how many images are used when `asked` are asked for (0: the catalogue's size).
+
+        A subset has the same number of each class, so the rest of a division is left out.
+
+        Raises:
+            ValueError: a size that leaves a class without an image.
+        """
+        key, most = _KEYS[train], self.train_size if train else self.test_size
+        if asked < 0 or 0 < asked < self.classes:
+            raise ValueError(
+                f"data.{key}={asked}: {self.name} has {self.classes} classes; allowed: 0 (the "
+                f"catalogue's {most:,}) or at least {self.classes}"
+            )
+        size = min(asked or most, most)
+        return size if self.whole and size == most else size - size % self.classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,17 +110,14 @@ class Dataset:
         return sum(self.classes)
 
 
-_SOURCES = {
-    "mnist": Domain("mnist", 10, 60_000, 10_000, "MNIST"),
-    "fmnist": Domain("fmnist", 10, 60_000, 10_000, "Fashion-MNIST"),
-    "cifar10": Domain("cifar10", 10, 50_000, 10_000, "CIFAR-10"),
-    "cifar100": Domain("cifar100", 100, 50_000, 10_000, "CIFAR-100, fine labels"),
-    "svhn": Domain("svhn", 10, 73_257, 26_032, "SVHN, cropped digits"),
-}
+def _whole(name: str) -> Domain:
+    source = SOURCES[name]
+    return Domain(name, source.classes, *source.published, source.about)
 
 
-def _five(name: str, source: str) -> Domain:
-    return Domain(name, 10, 20_000, 2_000, source)
+def _subset(name: str, train_size: int, test_size: int) -> Domain:
+    source = SOURCES[name]
+    return Domain(name, source.classes, train_size, test_size, source.about, whole=False)
 
 
 CATALOGUE: dict[str, tuple[Domain, ...]] = {
@@ -100,15 +127,14 @@ CATALOGUE: dict[str, tuple[Domain, ...]] = {
         Domain("digits_m", 10, 1_400, 397, "the same digits over scikit-learn's photographs"),
         Domain("glyphs", 10, 2_000, 500, "letters A-J in the fonts of matplotlib"),
     ),
-    "five": (
-        _five("cifar10", "CIFAR-10"),
-        _five("mnist", "MNIST"),
-        _five("fmnist", "Fashion-MNIST"),
-        _five("svhn", "SVHN, cropped digits"),
-        _five("notmnist", "notMNIST, from a folder"),
+    "five": tuple(
+        _subset(name, 20_000, 2_000) for name in ("cifar10", "mnist", "fmnist", "svhn", "notmnist")
+    ),
+    "four": tuple(
+        _subset(name, 30_000, 2_500) for name in ("mnist_m", "fmnist", "cinic10", "mmafedb")
     ),
     "fashion": (Domain("fashion", 10, 6_000, 1_000, "Fashion-MNIST, the subset that is shipped"),),
-    **{name: (domain,) for name, domain in _SOURCES.items()},
+    **{name: (_whole(name),) for name in ("mnist", "fmnist", "cifar10", "cifar100", "svhn", "dtd")},
 }
 """Every dataset's domains with the sizes that `load` gives by default."""
 
@@ -162,8 +188,8 @@ def available(name: str) -> tuple[bool, str]:
         return False, sources.how_to_get(missing[0])
     if missing:
         return False, (
-            f"lacks {', '.join(missing)}: run `python -m fedscale.data.sources "
-            f"{' '.join(missing)}`, which says for each where it lies or how to get it"
+            f"lacks {', '.join(missing)}: `fedscale data fetch {name}` fetches each or says where "
+            "its files go"
         )
     return True, ", ".join(dict.fromkeys(str(sources.find(source)) for source in wanted))
 
@@ -174,25 +200,58 @@ def _domains(name: str) -> tuple[Domain, ...]:
     return CATALOGUE[name]
 
 
-def _domain(domain: Domain, train: bool, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    key, default = ("train_size", domain.train_size) if train else ("test_size", domain.test_size)
-    if size < 0 or 0 < size < domain.classes:
-        raise ValueError(
-            f"data.{key}={size}: {domain.name} has {domain.classes} classes; allowed: 0 (the "
-            f"catalogue's {default:,}) or at least {domain.classes}"
-        )
-    size = size - size % domain.classes if 0 < size < default else default
+def read(domain: Domain, train: bool, size: int = 0) -> Read:
+    """Return a domain's images; `size`: at least how many, balanced (0: all that are there).
+
+    Raises:
+        DataUnavailable: the images cannot be had on this machine.
+    """
     if domain.name in _OFFLINE:
         images, labels = _OFFLINE[domain.name](train)
-    else:
-        images, labels = sources.load(domain.name, train, size)
-    if len(labels) < size:
+        return Read(images, labels, len(labels))
+    return sources.read(domain.name, train, size)
+
+
+def shortage(domain: Domain, train: bool, size: int, found: Read) -> str:
+    """Say in one line what is there and what is needed where a size cannot be had, else "".
+
+    A class with fewer than its share gives all it has, as the balanced rule has it, as long as
+    all classes together have `size` images and none is empty.
+    """
+    counts = np.bincount(found.labels, minlength=domain.classes)
+    empty = np.flatnonzero(counts == 0)
+    if found.there >= size and not len(empty):
+        return ""
+    without = f", none of {len(empty)} of its {domain.classes} classes" if len(empty) else ""
+    return f"holds {found.there:,} {_KINDS[train]} images{without}; {size:,} are needed"
+
+
+def uneven(domain: Domain, train: bool, size: int, found: Read) -> str:
+    """Say what a balanced subset has where classes have less than their share, else ""."""
+    share = size // domain.classes
+    counts = np.bincount(found.labels, minlength=domain.classes)
+    short = [f"{counts[label]:,} of class {label}" for label in np.flatnonzero(counts < share)]
+    if not short or (domain.whole and size == domain.size(train)):
+        return ""
+    kept = int(np.minimum(counts, share).sum())
+    return (
+        f"{kept:,} of {size:,} {_KINDS[train]} images, there being only {', '.join(short)} "
+        f"({share:,} wanted)"
+    )
+
+
+def _domain(domain: Domain, train: bool, asked: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    size = domain.size(train, asked)
+    found = read(domain, train, size)
+    if text := shortage(domain, train, size, found):
         raise DataUnavailable(
-            f"{domain.name}: {sources.find(domain.name)} holds {len(labels):,} "
-            f"{'training' if train else 'test'} images, data.{key} asks for {size:,}; "
-            f"lower it, or complete the files: {sources.how_to_get(domain.name)}"
+            f"{domain.name}: {sources.find(domain.name)} {text}; lower data.{_KEYS[train]}, or "
+            f"complete the files: {sources.how_to_get(domain.name)}"
         )
-    if len(labels) > size:
-        chosen = balanced(labels, size)
-        images, labels = images[chosen], labels[chosen]
-    return images, labels
+    if text := uneven(domain, train, size, found):
+        log.warning("%s: the balanced subset has %s", domain.name, text)
+    images, labels, _ = found
+    if domain.whole and len(labels) == size:
+        return images, labels
+    chosen = balanced(labels, size)
+    return (images, labels) if len(chosen) == len(labels) else (images[chosen], labels[chosen])

@@ -1,99 +1,36 @@
 """Public datasets as files: where they may lie, and how they are fetched.
 
 Searched in this order: `$FEDSCALE_DATA`, the system's folders, the user's cache. A missing one
-is downloaded once per machine, from the addresses and with the checksums that torchvision keeps:
-under a file lock, into a temporary folder that gets its name only when every checksum held.
-`python -m fedscale.data.sources NAME ...` does only that.
+is downloaded once per machine (`fedscale data fetch NAME`, or the run that needs it): under a file
+lock, into a temporary folder that gets its name only when every checksum held.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shlex
 import shutil
-import sys
 import tarfile
 import tempfile
-import urllib.request
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from fedscale.data import formats
-from fedscale.data.formats import LETTERS, Images, Labels, Reader
+from fedscale.data import mnist_m
+from fedscale.data.download import download, remote, unpack
+from fedscale.data.formats import Images, Labels, Read
+from fedscale.data.layouts import SOURCES
 
 log = logging.getLogger(__name__)
 
 LOCK_SECONDS = 1800.0
-ANSWER_SECONDS = 20.0
+_PHOTOGRAPHS = ("photographs", "BSR/BSDS500/data/images", "BSDS500/data/images")
 
 
 class DataUnavailable(RuntimeError):
     """Images that cannot be had here; the message is one line that says how to get them."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One dataset on disk.
-
-    Attributes:
-        folders: where it may lie below a root; the first is where it is downloaded to.
-        files: what a folder must hold; a file whose name ends in .gz may be unpacked.
-        read: see formats.py.
-        torchvision: the class that keeps its addresses and checksums, or "".
-        system: other folders to look in.
-        command: what fetches it, when that is not this module; {root} stands for the root.
-    """
-
-    folders: tuple[str, ...]
-    files: tuple[str, ...]
-    read: Reader
-    torchvision: str = ""
-    system: tuple[str, ...] = ()
-    command: str = ""
-
-
-_IDX = tuple(
-    f"{split}-{content}-ubyte.gz"
-    for split in ("train", "t10k")
-    for content in ("images-idx3", "labels-idx1")
-)
-_CIFAR10 = {True: [f"data_batch_{number}" for number in range(1, 6)], False: ["test_batch"]}
-_CIFAR100 = {True: ["train"], False: ["test"]}
-
-SOURCES: dict[str, Source] = {
-    "mnist": Source(("mnist", "MNIST/raw"), _IDX, formats.mnist, "MNIST"),
-    "fmnist": Source(
-        ("fmnist", "fashion-mnist", "FashionMNIST/raw"),
-        _IDX,
-        formats.mnist,
-        "FashionMNIST",
-        system=("/usr/share/datasets/fashion-mnist",),
-        command="sudo apt-get install dataset-fashion-mnist",
-    ),
-    "cifar10": Source(
-        ("cifar10", "cifar-10-batches-py"),
-        (*_CIFAR10[True], *_CIFAR10[False]),
-        formats.cifar(_CIFAR10, "labels"),
-        "CIFAR10",
-    ),
-    "cifar100": Source(
-        ("cifar100", "cifar-100-python"),
-        (*_CIFAR100[True], *_CIFAR100[False]),
-        formats.cifar(_CIFAR100, "fine_labels"),
-        "CIFAR100",
-    ),
-    "svhn": Source(("svhn", "SVHN"), ("train_32x32.mat", "test_32x32.mat"), formats.svhn, "SVHN"),
-    "notmnist": Source(
-        ("notmnist", "notMNIST_large", "notMNIST_small"),
-        tuple(LETTERS),
-        formats.class_folders,
-        command="mkdir -p {root} && curl -L https://commondatastorage.googleapis.com/books1000/"
-        "notMNIST_large.tar.gz | tar xz -C {root}",
-    ),
-}
 
 
 def load(name: str, train: bool, size: int = 0) -> tuple[Images, Labels]:
@@ -107,9 +44,21 @@ def load(name: str, train: bool, size: int = 0) -> tuple[Images, Labels]:
     Raises:
         DataUnavailable: not here and not to be had, or damaged.
     """
+    return read(name, train, size)[:2]
+
+
+def read(name: str, train: bool, size: int = 0) -> Read:
+    """Return what `load` does and how many images are there.
+
+    Raises:
+        DataUnavailable: not here and not to be had, or damaged.
+    """
     folder = find(name) or fetch(name)
+    reader = SOURCES[name].read
+    if name == "mnist_m" and _lacking(name, folder):  # then they are photographs
+        reader = partial(mnist_m.blended, find("mnist") or fetch("mnist"))
     try:
-        return SOURCES[name].read(folder, train, size)
+        return _checked(reader(folder, train, size), SOURCES[name].classes)
     except MemoryError:
         raise
     except Exception as error:  # parsers raise anything on damaged files
@@ -120,35 +69,46 @@ def load(name: str, train: bool, size: int = 0) -> tuple[Images, Labels]:
 
 
 def find(name: str) -> Path | None:
-    """Return the folder that holds all files of a source, or None; downloads nothing."""
-    return next((path for path in _places(name) if not _lacking(name, path)), None)
+    """Return the folder that holds all files of a source, or None; downloads nothing.
+
+    MNIST-M without files of its own is made from MNIST and photographs: then theirs.
+    """
+    if here := next((path for path in _places(name) if not _lacking(name, path)), None):
+        return here
+    return _photographs() if name == "mnist_m" and find("mnist") else None
 
 
 def how_to_get(name: str) -> str:
     """Say in one line where a source's files go and which command fetches them."""
     source, root = SOURCES[name], _roots()[0]
-    command = (
-        source.command.format(root=shlex.quote(str(root)))
-        or f"python -m fedscale.data.sources {name}"
-    )
-    files = f"{', '.join(source.files[:-1])} and {source.files[-1]}"
-    if name == "notmnist":
-        files = f"folders A to J of PNG files ({name})"
-    return f"put {files} into {root / source.folders[0]}, or run `{command}`"
+    files = source.forms[0]
+    layout = source.layout or f"{', '.join(files[:-1])} and {files[-1]}"
+    command = source.command.format(root=shlex.quote(str(root))) or f"fedscale data fetch {name}"
+    made = f"or photographs into {root / _PHOTOGRAPHS[0]}, " if name == "mnist_m" else ""
+    return f"put {layout} into {root / source.folders[0]}, {made}or run `{command}`"
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, tell: Callable[[str], None] = log.info) -> Path:
     """Download a source unless it is here, and return its folder.
+
+    Args:
+        name: a key of `SOURCES`.
+        tell: is given a line per file that is downloaded.
 
     Raises:
         DataUnavailable: no address answered, a checksum failed, or the folder cannot be written.
     """
     from filelock import FileLock, Timeout
 
+    if here := find(name):
+        return here
+    if name == "mnist_m" and (photographs := _photographs()):
+        fetch("mnist", tell)
+        return photographs
     source, root = SOURCES[name], _roots()[0]
     target = root / source.folders[0]
     absent = f"{name} is not here: looked in {', '.join(str(path) for path in _places(name))}"
-    if not source.torchvision:
+    if not source.kind:
         raise DataUnavailable(f"{absent}; {how_to_get(name)}")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -156,18 +116,17 @@ def fetch(name: str) -> Path:
             if here := find(name):  # another process has just fetched it
                 return here
             if target.exists():
-                raise OSError(f"{target} exists but lacks {', '.join(_lacking(name, target))}")
+                raise OSError(f"{target} exists but lacks {_few(_lacking(name, target))}")
             for left_over in root.glob(f".{name}-*"):  # of a process that was killed
                 shutil.rmtree(left_over)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as scratch:
                 complete = Path(scratch) / "complete"
                 complete.mkdir()
-                for file, addresses, digest in remote(source.torchvision):
-                    log.info("downloading %s", file)
-                    _download(Path(scratch) / file, addresses, digest)
-                    _unpack(Path(scratch) / file, complete, source.files)
+                for file, addresses, digest in remote(source.kind):
+                    download(Path(scratch) / file, addresses, digest, tell)
+                    unpack(Path(scratch) / file, complete, source.forms[0])
                 if lacking := _lacking(name, complete):
-                    raise OSError(f"the download lacks {', '.join(lacking)}")
+                    raise OSError(f"the download lacks {_few(lacking)}")
                 os.rename(complete, target)
     except (OSError, EOFError, zlib.error, tarfile.TarError, Timeout) as error:
         raise DataUnavailable(
@@ -177,68 +136,15 @@ def fetch(name: str) -> Path:
     return target
 
 
-def remote(kind: str) -> list[tuple[str, list[str], str]]:
-    """Return (file, addresses to try in turn, MD5) of a torchvision dataset's downloads."""
-    from torchvision import datasets
-
-    keeper = getattr(datasets, kind)
-    if kind in ("MNIST", "FashionMNIST"):
-        return [(file, [m + file for m in keeper.mirrors], md5) for file, md5 in keeper.resources]
-    if kind == "SVHN":
-        splits = [keeper.split_list[split] for split in ("train", "test")]
-        return [(file, [address], md5) for address, file, md5 in splits]
-    return [(keeper.filename, [keeper.url], keeper.tgz_md5)]
-
-
-def main(names: list[str]) -> int:
-    """Fetch sources by name; print where each lies, or on stderr why it cannot be had."""
-    if not names or any(name not in SOURCES for name in names):
-        print(f"usage: python -m fedscale.data.sources {'|'.join(SOURCES)} ...", file=sys.stderr)
-        return 2
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    failed = False
-    for name in names:
-        try:
-            print(f"{name}: {find(name) or fetch(name)}")
-        except DataUnavailable as error:
-            failed = True
-            print(error, file=sys.stderr)
-    return int(failed)
-
-
-def _download(path: Path, addresses: list[str], digest: str) -> None:
-    failures = []
-    for address in addresses:
-        request = urllib.request.Request(address, headers={"User-Agent": "fedscale"})
-        md5 = hashlib.md5(usedforsecurity=False)
-        try:
-            with (
-                urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer,
-                path.open("wb") as out,
-            ):
-                while block := answer.read(1 << 20):
-                    md5.update(block)
-                    out.write(block)
-        except OSError as error:
-            failures.append(f"{address}: {_line(error)}")
-            continue
-        if md5.hexdigest() == digest:
-            return
-        failures.append(f"{address}: MD5 is {md5.hexdigest()}, expected {digest}")
-    raise OSError("; ".join(failures))
-
-
-def _unpack(path: Path, folder: Path, files: tuple[str, ...]) -> None:
-    if not path.name.endswith(".tar.gz"):
-        os.rename(path, folder / path.name)
-        return
-    with tarfile.open(path) as archive:
-        # Only the files that are read, by name: nothing else of an archive reaches the disk.
-        for member in archive:
-            name = Path(member.name).name
-            if name in files and (content := archive.extractfile(member)):
-                with content, (folder / name).open("wb") as out:
-                    shutil.copyfileobj(content, out)
+def _checked(found: Read, classes: int) -> Read:
+    images, labels, _ = found
+    if len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} images and {len(labels)} labels")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(
+            f"labels run from {labels.min()} to {labels.max()}, not 0 to {classes - 1}"
+        )
+    return found
 
 
 def _roots() -> list[Path]:
@@ -253,16 +159,25 @@ def _places(name: str) -> list[Path]:
     return [*(below[0] if len(below) > 1 else []), *map(Path, source.system), *below[-1]]
 
 
+def _photographs() -> Path | None:
+    places = (root / folder for root in _roots() for folder in _PHOTOGRAPHS)
+    return next((path for path in places if path.is_dir()), None)
+
+
 def _lacking(name: str, folder: Path) -> list[str]:
     def here(file: str) -> bool:
+        if file.endswith("/"):
+            return (folder / file).is_dir()
         return (folder / file).exists() or (folder / file.removesuffix(".gz")).exists()
 
-    return [file for file in SOURCES[name].files if not here(file)]
+    forms = [[file for file in form if not here(file)] for form in SOURCES[name].forms]
+    return min(forms, key=len)
+
+
+def _few(files: list[str]) -> str:
+    more = f" and {len(files) - 4} more" if len(files) > 4 else ""
+    return f"{', '.join(files[:4])}{more}"
 
 
 def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
