@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One Ray cluster per Slurm job: `sbatch clusters/slurm.sh sweeps/dfrost_eps.py --scale paper \
-#   --workers 4 gpus_per_worker=0.25`, from the project's folder with its environment active.
-# The project and the results lie on the disk that all nodes share.
+# One Ray cluster per Slurm job. In the project's folder, with its environment active, both on the
+# disk that all nodes share:
+#   sbatch clusters/slurm.sh sweeps/dfrost_eps.py --scale paper --workers 4
 #SBATCH --job-name=fedscale
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -10,16 +10,21 @@
 #SBATCH --time=12:00:00
 set -euo pipefail
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
-nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
-head=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address | awk '{print $1}')
-port=$((20000 + SLURM_JOB_ID % 20000))
+ray get-auth-token --generate > /dev/null
 
-srun --nodes=1 --ntasks=1 -w "${nodes[0]}" \
-    ray start --head --node-ip-address="$head" --port="$port" --dashboard-host=127.0.0.1 \
-    --num-cpus="$SLURM_CPUS_PER_TASK" --block &
-until ray status --address="$head:$port" >/dev/null 2>&1; do sleep 2; done
-for node in "${nodes[@]:1}"; do
-    srun --nodes=1 --ntasks=1 -w "$node" \
-        ray start --address="$head:$port" --num-cpus="$SLURM_CPUS_PER_TASK" --block &
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+on() { srun --nodes=1 --ntasks=1 --nodelist="$1" "${@:2}"; }
+head=$(on "${nodes[0]}" hostname -I | awk '{print $1}')
+address=$head:$((20000 + SLURM_JOB_ID % 20000))
+count_nodes() { ray status --address "$address" 2> /dev/null | grep -c ' node_' || true; }
+
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+on "${nodes[0]}" ray start --head --node-ip-address="$head" --port="${address##*:}" \
+    --dashboard-host=127.0.0.1 --num-cpus="$SLURM_CPUS_PER_TASK" --block &
+for started in $(seq "${#nodes[@]}"); do
+    for _ in $(seq 60); do [[ $(count_nodes) -lt $started ]] || break; sleep 2; done
+    [[ $(count_nodes) -ge $started ]] || { echo "node $started did not start" >&2; exit 1; }
+    [[ $started -eq ${#nodes[@]} ]] || on "${nodes[$started]}" ray start --address="$address" \
+        --num-cpus="$SLURM_CPUS_PER_TASK" --block &
 done
-python "$@" --address "$head:$port" --shared-path
+python "$@" --address "$address" --shared-path

@@ -114,6 +114,9 @@ def test_dtd_is_what_torchvision_reads_from_the_same_files(root, folder):
         os.renames(root / "dtd" / "labels", root / "dtd" / "dtd" / "labels")
     parts = [datasets.DTD(str(root), split=split, partition=1) for split in ("train", "val")]
     assert [label for part in parts for label in part._labels] == labels.tolist()
+    files = [file for part in parts for file in part._image_files]
+    for index in (0, 1, 50, 100, 187):
+        assert np.array_equal(folders.picture(files[index], 224), images[index])
     test_images, test_labels = sources.load("dtd", False)
     oracle = datasets.DTD(str(root), split="test", partition=1)
     assert oracle._labels == test_labels.tolist() and oracle.classes == sorted(tiny.DTD)

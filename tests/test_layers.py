@@ -15,7 +15,7 @@ LAYERS = [
     {"config", "presets", "checkpoint"},
     {"blocks", "problems", "schedule"},
     {"heads", "formation", "rows"},
-    {"worker", "cluster"},
+    {"worker", "cluster", "room"},
     {"pools"},
     {"orchestrator"},
     {"api", "trial", "progress", "options"},
@@ -23,7 +23,7 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-RAY = {"pools", "cluster", "api", "trial", "progress", "tuning", "sweep"}
+RAY = {"pools", "cluster", "room", "api", "trial", "progress", "tuning", "sweep"}
 
 
 def modules():
