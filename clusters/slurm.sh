@@ -18,7 +18,6 @@ head=$(on "${nodes[0]}" hostname -I | awk '{print $1}')
 address=$head:$((20000 + SLURM_JOB_ID % 20000))
 count_nodes() { ray status --address "$address" 2> /dev/null | grep -c ' node_' || true; }
 
-trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 on "${nodes[0]}" ray start --head --node-ip-address="$head" --port="${address##*:}" \
     --dashboard-host=127.0.0.1 --num-cpus="$SLURM_CPUS_PER_TASK" --block &
 for started in $(seq "${#nodes[@]}"); do
@@ -27,4 +26,5 @@ for started in $(seq "${#nodes[@]}"); do
     [[ $started -eq ${#nodes[@]} ]] || on "${nodes[$started]}" ray start --address="$address" \
         --num-cpus="$SLURM_CPUS_PER_TASK" --block &
 done
+# Slurm ends Ray with this script.
 python "$@" --address "$address" --shared-path

@@ -21,6 +21,8 @@ import pytest
 
 from fedscale import cluster
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
 TINY = (
@@ -42,8 +44,6 @@ RSYNC = """#!{python}
 # rsync OPTIONS SOURCE USER@ADDRESS:TARGET: copy, but for what is excluded.
 import shutil, sys
 from pathlib import Path
-
-pytestmark = pytest.mark.slow
 places, leave_out, words = [], [], sys.argv[1:]
 while words:
     word = words.pop(0)
