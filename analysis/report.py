@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from analysis import claims
-from analysis.figures import epsilon_curve, rounds_curve, save, sweep_curve
+from analysis.figures import rounds_curve, save, sweep_curve
 from analysis.tables import describe, render, sweep_table, varying_keys
 from fedscale import store
 
@@ -67,18 +67,12 @@ def report(
     return written + save(drawn, store.join(results, "figures", f"{sweep}_rounds"))
 
 
-def curve_report(key: str) -> Callable[[str, str], list[str]]:
-    """Return the report (results, sweep) of a sweep over one key, for a sweep script."""
-    figure = epsilon_curve if key == "merge.epsilon" else sweep_curve
-    return lambda results, sweep: report(results, sweep, key, figure)
-
-
 def compare_report(
     key: str = "method",
     figure: Callable[..., Figure] | None = None,
     order: Sequence[object] = (),
 ) -> Callable[[str, str], list[str]]:
-    """Return the report (results, sweep) of a sweep that sets methods or cases side by side."""
+    """Return the report (results, sweep) over a key, methods or cases, for a sweep script."""
     return lambda results, sweep: report(results, sweep, key, figure, order)
 
 

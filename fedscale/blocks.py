@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedscale.config import RunConfig
-from fedscale.local.cohort import Memory, Payload
+from fedscale.local.cohort import COUNT, Memory, Payload
 from fedscale.server import fedpft
 
 Block = dict[str, np.ndarray]
@@ -43,8 +43,8 @@ def sent(config: RunConfig, block: Mapping[str, np.ndarray]) -> list[str]:
 def message_bytes(block: Mapping[str, np.ndarray], keys: Iterable[str]) -> float:
     """Return the bytes of these entries per client; of prompts and mixtures only what is held."""
     sizes = {key: block[key].nbytes / len(block[key]) for key in keys}
-    if "prompts" in sizes and "prompts.count" in block:
-        sizes["prompts"] *= float(block["prompts.count"].mean()) / block["prompts"].shape[1]
+    if "prompts" in sizes and COUNT in block:
+        sizes["prompts"] *= float(block[COUNT].mean()) / block["prompts"].shape[1]
     if MIXTURES in sizes:
         sizes[MIXTURES] = float(np.mean([fedpft.message_bytes(m) for m in block[MIXTURES]]))
     return sum(sizes.values())
@@ -100,7 +100,7 @@ def prompt_counts(block: Mapping[str, np.ndarray], count: int) -> np.ndarray:
     clients = len(next(iter(block.values())))
     if "prompts" not in block:
         return np.zeros(clients, dtype=np.int64)
-    return block.get("prompts.count", np.full(clients, block["prompts"].shape[1]))
+    return block.get(COUNT, np.full(clients, block["prompts"].shape[1]))
 
 
 def remember(memory: Memory) -> Block:

@@ -8,7 +8,7 @@ head is then computed from what a client holds (`deploy`), or a server learns on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,8 @@ from fedscale.local import statistics
 from fedscale.local.cohort import CohortData
 from fedscale.local.prompting import PromptLearner
 from fedscale.models.cnn import Cnn
+from fedscale.problems import Learner
 from fedscale.server import analytic, coboosting, dense, fedcgs, fedpft
-
-if TYPE_CHECKING:
-    from fedscale.problems import Learner
 
 GRAM, SUMS, COUNTS = "stats.gram", "stats.sums", "stats.counts"
 """Σ h hᵀ packed (d(d+1)/2), Σ h yᵀ (d, K), samples per class (K,), of FedCGS only."""
@@ -114,20 +112,21 @@ def deploy(config: RunConfig, block: Block, clients: int) -> Block:
     return block | heads
 
 
-def head_error(config: RunConfig, block: Block) -> float | None:
+def head_error(deployed: Block, average: Block) -> float | None:
     """Return the mean over clients of ‖W_u − W‖ / ‖W‖, W the head of all statistics together.
 
     Args:
-        config: the run.
-        block: all M clients' payload; symmetric mixing keeps the mean of the statistics, so the
-            exact sums are M times it. None where heads do not come from sums.
+        deployed: all M clients' payload with their heads, of `deploy`.
+        average: their mean, deployed; symmetric mixing keeps the mean of the statistics, so its
+            head is the exact one.
+
+    Returns:
+        None where heads do not come from sums.
     """
-    if GRAM not in block:
+    if GRAM not in deployed:
         return None
-    clients = len(block[GRAM])
-    exact = deploy(config, blocks.average(blocks.statistics(block)), clients)["head.weight"]
-    heads = deploy(config, blocks.statistics(block), clients)["head.weight"]
-    gaps = np.linalg.norm((heads - exact).reshape(clients, -1).astype(np.float64), axis=1)
+    exact, heads = average["head.weight"], deployed["head.weight"]
+    gaps = np.linalg.norm((heads - exact).reshape(len(heads), -1).astype(np.float64), axis=1)
     return float(gaps.mean() / np.linalg.norm(exact))
 
 

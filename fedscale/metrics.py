@@ -11,6 +11,8 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from fedscale.local.cohort import COUNT
+
 MAX_ALTERNATIONS = 100
 
 
@@ -89,6 +91,19 @@ def messages(weights: np.ndarray) -> int:
     return int(np.count_nonzero(weights) - np.count_nonzero(np.diagonal(weights)))
 
 
+def disagreement(payload: Mapping[str, np.ndarray]) -> float:
+    """Return the mean over clients of the squared distance between all trainables and their mean.
+
+    Args:
+        payload: name → (M, …), what all clients train.
+    """
+    return sum(
+        float(np.square(v - v.mean(axis=0, dtype=np.float64)).sum() / len(v))
+        for key, v in payload.items()
+        if key != COUNT
+    )
+
+
 def network(payload: Mapping[str, np.ndarray]) -> dict[str, float | None]:
     """Measure how far clients are apart.
 
@@ -96,19 +111,18 @@ def network(payload: Mapping[str, np.ndarray]) -> dict[str, float | None]:
         payload: name → (M, …), what all clients train.
 
     Returns:
-        disagreement: mean over clients of the squared distance between all trainables and their
-        mean; consensus_error (3) and prompt_norm (mean length) of the prompts, None without
-        prompts; consensus_error is None too where clients hold different numbers of them.
+        disagreement; consensus_error (3) and prompt_norm (mean length) of the prompts, None
+        without prompts. The first two are None where clients hold different numbers of prompts.
     """
-    trained = [value for key, value in payload.items() if key != "prompts.count"]
-    apart = sum(
-        float(np.square(v - v.mean(axis=0, dtype=np.float64)).sum() / len(v)) for v in trained
-    )
     prompts = payload.get("prompts")
     if prompts is None or not prompts.shape[1]:
-        return {"disagreement": apart, "consensus_error": None, "prompt_norm": None}
+        return {
+            "disagreement": disagreement(payload),
+            "consensus_error": None,
+            "prompt_norm": None,
+        }
     lengths = np.linalg.norm(prompts, axis=-1)
-    held = payload.get("prompts.count")
+    held = payload.get(COUNT)
     if held is not None and (held != held[0]).any():
         return {
             "disagreement": None,
@@ -117,7 +131,7 @@ def network(payload: Mapping[str, np.ndarray]) -> dict[str, float | None]:
         }
     prompts = prompts if held is None else prompts[:, : int(held[0])]
     return {
-        "disagreement": apart,
+        "disagreement": disagreement(payload),
         "consensus_error": consensus_error(prompts),
         "prompt_norm": float(np.linalg.norm(prompts, axis=-1).mean()),
     }

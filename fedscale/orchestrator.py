@@ -102,10 +102,14 @@ class RoundOrchestrator:
         samples = [len(part) for part in self.parts]
         self.steps = schedule.steps(self.config, samples, self.clusters, self.committed + 1)
 
-    def _guarded(self, work: Callable[[], Any]) -> Any:
+    def _guarded(self, work: Callable[[], Any], again: Callable[[], Any] | None = None) -> Any:
         """Do work until no worker is lost in it; it starts over with new workers in their places.
 
         Every random draw is keyed, so what comes out does not depend on how often it started.
+
+        Args:
+            work: what is done.
+            again: what is done instead after a loss; None = the same.
 
         Raises:
             WorkerLost: the last of too many losses in a row.
@@ -119,6 +123,7 @@ class RoundOrchestrator:
                     raise WorkerLost(f"{self.losses} losses in a row, the last: {error}") from None
                 log.warning("round %d: %s; starting it again", self.committed + 1, error)
                 self._replace()
+                work = again or work
 
     def _replace(self) -> None:
         """Put new workers in the places of lost ones, ready for this run."""
@@ -175,8 +180,7 @@ class RoundOrchestrator:
         try:
             if self.done:
                 raise RuntimeError(f"the run is over: round {self.committed}")
-            first = [self._advance, *[self._again] * LOSSES]
-            record = self._guarded(lambda: first.pop(0)())
+            record = self._guarded(self._advance, self._again)
         except Diverged as error:
             self._record("diverged", str(error))
             raise
@@ -231,7 +235,8 @@ class RoundOrchestrator:
         if self.config.diagnostics and self.config.cycles:
             self.gaps[step.round] = self.pool.call(0, "gap", *self.blocks)
         if step.serve:
-            served = self.pool.call(0, "serve", *trained)
+            samples = [len(part) for part in self.parts]
+            served = self.pool.call(0, "serve", samples, *trained)
             self.blocks = self._ask("adopt", [(block, served) for block in self.blocks])
         return train_stats, [stats for _, stats in answers]
 

@@ -33,16 +33,20 @@ def _pool(method: Method) -> Method:
 _CYCLES = {"merge.name": "mean", "graph.resample": False, "local.optimizer": "sgd"}
 
 
-def _cycles(name: str, **more: Any) -> Method:
-    return Method("ssdfl", {**_CYCLES, "regime.name": name, **more})
+def _cycles(name: str) -> Method:
+    return Method("ssdfl", {**_CYCLES, "regime.name": name})
 
 
 _ONE_SHOT = {"regime.name": "server", "merge.name": "mean", "rounds": 1}
 _NO_TRAINING = {"prompts.count": 0, "regime.average": "uniform"}
 
 
-def _oneshot(**more: Any) -> Method:
-    return Method("fedopal", {**_ONE_SHOT, **{k.replace("__", "."): v for k, v in more.items()}})
+def _oneshot(more: Mapping[str, Any]) -> Method:
+    return Method("fedopal", {**_ONE_SHOT, **more})
+
+
+def _untrained(head: str, more: Mapping[str, Any] | None = None) -> Method:
+    return _oneshot({**_NO_TRAINING, "head.name": head, **(more or {})})
 
 
 def _distilled(server: str) -> Method:
@@ -81,7 +85,7 @@ METHODS: dict[str, Method] = {
     "pdfl": _cycles("pdfl"),
     "stc": _cycles("stc"),
     "cstc": _cycles("cstc"),
-    "fedopal": _oneshot(head__name="ridge", local__mu=0.1, regime__average="uniform"),
+    "fedopal": _oneshot({"head.name": "ridge", "local.mu": 0.1, "regime.average": "uniform"}),
     "fedopal_gossip": Method(
         "fedopal",
         {
@@ -93,13 +97,11 @@ METHODS: dict[str, Method] = {
             "local.mu": 0.1,
         },
     ),
-    "afl": Method("fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "ridge"}),
-    "fedcgs": Method(
-        "fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedcgs", "head.lam": 1e-3}
-    ),
-    "fedpft": Method("fedopal", {**_ONE_SHOT, **_NO_TRAINING, "head.name": "fedpft"}),
-    "fedavg": _oneshot(),
-    "local": _oneshot(regime__average="none"),
+    "afl": _untrained("ridge"),
+    "fedcgs": _untrained("fedcgs", {"head.lam": 1e-3}),
+    "fedpft": _untrained("fedpft"),
+    "fedavg": _oneshot({}),
+    "local": _oneshot({"regime.average": "none"}),
     "dense": _distilled("dense"),
     "coboosting": _distilled("coboosting"),
 }

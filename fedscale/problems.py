@@ -11,6 +11,7 @@ import torch
 from fedscale.config import ConfigError, RunConfig
 from fedscale.data import catalogue
 from fedscale.data.catalogue import Dataset
+from fedscale.local.cohort import COUNT
 from fedscale.local.prompting import PromptLearner
 from fedscale.models import backbone
 from fedscale.models.cnn import Cnn
@@ -117,5 +118,5 @@ def initial_payload(
         seed=config.seed,
     )
     if config.merge.name == "pfpt":
-        payload["prompts.count"] = torch.full((len(clients),), prompts.count)
+        payload[COUNT] = torch.full((len(clients),), prompts.count)
     return payload

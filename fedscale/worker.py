@@ -8,6 +8,7 @@ arguments; every random draw is keyed, so the answer is the same.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedscale.config import RunConfig
 from fedscale.data.catalogue import Split
 from fedscale.heads import deploy, describe_data, head_error, learn
 from fedscale.local import cohort, memory
+from fedscale.local.cohort import COUNT
 from fedscale.merge import mean, ot, pfpt
 from fedscale.problems import (
     Problem,
@@ -236,14 +238,14 @@ class ClientWorker:
         prompts, counts = pfpt.merge_neighbourhoods(
             support,
             torch.as_tensor(received["prompts"]),
-            torch.as_tensor(received["prompts.count"]),
+            torch.as_tensor(received[COUNT]),
             loops=self.config.merge.loops,
             limit=self.config.prompts.limit,
             seed=self.config.seed,
             round=step.round,
             clients=list(self.clients),
         )
-        return {"prompts": prompts, "prompts.count": counts}
+        return {"prompts": prompts, COUNT: counts}
 
     def _transport(
         self,
@@ -315,12 +317,15 @@ class ClientWorker:
     def gap(self, *everyone: Block) -> float:
         """Return ‖θ − mean θ‖ over all clients and trainables, SSD-FL's consensus gap."""
         joined = blocks.owned(blocks.join(self.config.blocks(), everyone))
-        found = metrics.network(joined)["disagreement"]
-        return float((found or 0.0) * self.config.data.clients) ** 0.5
+        return (metrics.disagreement(joined) * self.config.data.clients) ** 0.5
 
-    def serve(self, *everyone: Block) -> Block:
-        """Act as the server: return one model (leading axis 1) learnt from what all sent."""
-        samples = [len(rows) for rows in schedule.parts(self.config, self.problem.dataset.train)]
+    def serve(self, samples: Sequence[int], *everyone: Block) -> Block:
+        """Act as the server: return one model (leading axis 1) learnt from what all sent.
+
+        Args:
+            samples: training samples of each of the M clients.
+            everyone: each worker's block in order, after training.
+        """
         joined = blocks.join(self.config.blocks(), everyone)
         return learn(self.config, self.learner, joined, samples)
 
@@ -343,21 +348,25 @@ class ClientWorker:
             `heads.head_error`); None where undefined.
         """
         started = time.perf_counter()
-        found = self._evaluate(own)
-        found["prompts"] = blocks.prompt_counts(own, self.config.prompts.count)
+        config, clients = self.config, self.config.data.clients
+        joined = blocks.join(config.blocks(), everyone) if everyone else own
+        whole = deploy(config, joined, clients)
+        here = slice(self.clients.start, self.clients.stop) if everyone else slice(None)
+        heads = {key: value[here] for key, value in whole.items() if key.startswith("head.")}
+        found = self._evaluate(own | heads)
+        found["prompts"] = blocks.prompt_counts(own, config.prompts.count)
         if everyone:
-            joined = blocks.join(self.config.blocks(), everyone)
             found |= metrics.network(blocks.owned(joined))
-            found["head_error"] = head_error(self.config, joined)
-            ragged = "prompts.count" in joined
-            averaged = None if ragged else self._evaluate(blocks.average(joined))["accuracy"][0]
-            found["averaged"] = None if averaged is None else float(averaged)
+            found |= {"head_error": None, "averaged": None}
+            if COUNT not in joined:
+                average = deploy(config, blocks.average(joined), clients)
+                found["head_error"] = head_error(whole, average)
+                found["averaged"] = float(self._evaluate(average)["accuracy"][0])
         found["seconds"] = time.perf_counter() - started
         return found
 
     def _evaluate(self, block: Block) -> dict[str, Any]:
         """Score every client; clients that hold the same model are scored once."""
-        block = deploy(self.config, block, self.config.data.clients)
         first, where = blocks.distinct(blocks.owned(block))
         payload = blocks.tensors({k: v[first] for k, v in blocks.owned(block).items()}, self.device)
         correct, loss = self.learner.evaluate(payload, self.test_inputs, self.test_labels)

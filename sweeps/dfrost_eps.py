@@ -1,6 +1,6 @@
 """D-FROST's entropy weight ε: what it does to accuracy and to consensus (paper, section 4.3)."""
 
-from analysis.report import curve_report
+from analysis.report import compare_report
 from fedscale.sweep import Axis, Sweep
 
 SWEEP = Sweep(
@@ -10,7 +10,7 @@ SWEEP = Sweep(
     space={"merge.epsilon": Axis(grid=(0.001, 0.01, 0.1, 1.0, 10.0), low=1e-3, high=10, log=True)},
     overrides={"local.prompt_lr": 0.03},  # prompts that drift: with small steps all ε agree
     references={"index-wise mean": "davg_adam_pt"},
-    report=curve_report("merge.epsilon"),
+    report=compare_report("merge.epsilon"),
     advice="python sweeps/dfrost_lambda.py, or python sweeps/dfrost_eps.py --search optuna",
 )
 

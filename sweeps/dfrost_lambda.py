@@ -1,6 +1,6 @@
 """D-FROST's regularization weight λ: how much a merge shrinks the prompts (paper, equation 9)."""
 
-from analysis.report import curve_report
+from analysis.report import compare_report
 from fedscale.sweep import Axis, Sweep
 
 SWEEP = Sweep(
@@ -10,7 +10,7 @@ SWEEP = Sweep(
     space={"merge.lam": Axis(grid=(1e-4, 1e-3, 1e-2, 0.1, 1.0), low=1e-4, high=1.0, log=True)},
     overrides={"local.prompt_lr": 0.03},  # prompts that drift: with small steps all λ agree
     references={"index-wise mean": "davg_adam_pt"},
-    report=curve_report("merge.lam"),
+    report=compare_report("merge.lam"),
     advice="python -m analysis.report results",
 )
 

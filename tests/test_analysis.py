@@ -287,7 +287,7 @@ def test_figures_are_saved_to_uris(rounds):
 
 def test_report_writes_what_it_says(tmp_path, capsys):
     records.write_sweep(tmp_path, seeds=(0, 1))
-    written = report.curve_report("merge.epsilon")(str(tmp_path), "eps")
+    written = report.compare_report("merge.epsilon")(str(tmp_path), "eps")
     names = ["eps.csv", "eps.png", "eps.svg", "eps_rounds.png", "eps_rounds.svg"]
     assert written == [f"{tmp_path}/figures/{name}" for name in names]
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == names

@@ -21,8 +21,8 @@ from fedscale.local import optimizers
 
 Payload = dict[str, Tensor]
 
-FIXED = ("prompts.count",)
-"""Parts of a payload that are counts, not trainables."""
+COUNT = "prompts.count"
+"""Payload entry (C,) int64 of clients that hold different numbers of prompts; not trained."""
 
 
 class Learner(Protocol):
@@ -220,7 +220,7 @@ def train(
     taken = np.array([len(plan) for plan in plans])
     order = np.argsort(-taken, kind="stable")
     index = torch.from_numpy(order)
-    trainable = [name for name in payload if name not in FIXED]
+    trainable = [name for name in payload if name != COUNT]
     state = {name: value[index] for name, value in payload.items()}
     params = {name: state[name] for name in trainable}
     rule = _rule(settings, devices, order)
@@ -231,8 +231,8 @@ def train(
     if memory is not None:
         for name, each in moments.items():
             for number, moment in enumerate(each):
-                moment.copy_(memory.moments[f"{number}.{name}"][index.to(moment.device)])
-        before = memory.steps[index.cpu()].cpu()
+                moment.copy_(memory.moments[f"{number}.{name}"][index])
+        before = memory.steps[index]
         anchor = {name: memory.anchor[name][index] for name in pulls}
     rates = dict.fromkeys(trainable, settings.lr)
     if settings.prompt_lr > 0:

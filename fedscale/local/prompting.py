@@ -16,17 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedscale import seeds
+from fedscale.local.cohort import COUNT, Payload
+from fedscale.local.statistics import normalise
 from fedscale.models.prompted import Prompted
-
-Payload = dict[str, Tensor]
 
 CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**24}
 """Values of the residual stream (images · rows · width) per chunk. CPU: measured, see
 benchmarks/local_update.py; CUDA: bounds the memory of a chunk's activations (about 8 GB for a
 ViT-B in bfloat16)."""
-
-COUNT = "prompts.count"
-"""Payload entry (C,) int64 of clients that hold different numbers of prompts."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ class PromptLearner:
             leaves = {name: payload[name][mine].detach().requires_grad_() for name in names}
             held = payload[COUNT][mine].tolist() if COUNT in payload else None
             features, pulled = self._features(inputs[part], leaves["prompts"], sizes, held)
-            features = F.normalize(features, dim=1) if self.normalise else features
+            features = normalise(features) if self.normalise else features
             place = np.concatenate([c * pad + np.arange(n) for c, n in enumerate(sizes)])
             index = torch.from_numpy(place).to(features.device)
             rows = features.new_zeros(len(sizes) * pad, features.shape[1]).index_copy(
@@ -187,7 +184,7 @@ class PromptLearner:
                     features = self.model.features(x, chosen)
                 else:
                     features = self.model.features(x, own, [len(x)])
-                yield part, c, F.normalize(features, dim=1) if self.normalise else features
+                yield part, c, normalise(features) if self.normalise else features
 
     @torch.no_grad()
     def features(

@@ -118,4 +118,4 @@ def draw(
     )
     if graph in ("ring", "grid"):
         network = topology.permuted(network, rng)
-    return topology.bridged(network, seed=rng) if connect == "bridge" else network
+    return network if connect == "resample" else topology.connect(network, connect, rng)
