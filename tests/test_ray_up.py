@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
 TINY = (
-    "--seeds 0 --workers 0 rounds=1 eval_every=1 data.clients=8 graph.degree=3 data.train_size=20 "
+    "--seeds 0 rounds=1 eval_every=1 data.clients=8 graph.degree=3 data.train_size=20 "
     "data.test_size=10 backbone.weights=random local.epochs=1 merge.steps=2 precision=float32"
 )
 SSH = """#!/bin/bash
