@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedscale import cluster, pools
+from fedscale import cluster, pools, room
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data.catalogue import Dataset
@@ -81,22 +81,19 @@ def run(
     if workers is not None:
         config = config.replace({"workers": workers})
     place = cluster.resolve(address or "auto") if config.uses_ray else "local"
-    cluster.preflight(config, place)
+    share = cluster.preflight(config, place)
     problem = load_problem(config)
     sink = Sink(results or "", "runs" if results else "")
     if not config.uses_ray:
-        share = cluster.share_of_gpu(config, cluster.local_gpus())
         return _walk(_Session(config, (problem,), problem.dataset, share, sink), on_measure)
     with cluster.session(place):
-        return _run_on_ray(config, problem, sink, on_measure)
+        return _run_on_ray(config, problem, place, sink, on_measure)
 
 
-def _run_on_ray(config: RunConfig, problem: Any, sink: Sink, on_measure: Any) -> Run:
+def _run_on_ray(config: RunConfig, problem: Any, place: str, sink: Sink, on_measure: Any) -> Run:
     import ray
 
-    total = ray.cluster_resources()
-    cluster.check_cpus(config, total.get("CPU", 0))
-    share = cluster.share_of_gpu(config, total.get("GPU", 0))
+    share = room.admit(config, place)
     actor = ray.remote(_Session).options(num_cpus=0)
     # Inside a tuple a reference stays one: the workers, not the orchestrator, load the weights.
     session: Any = actor.remote(config, (ray.put(problem),), problem.dataset, share, sink)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedscale.config import ConfigError, RunConfig, gpu_share
-from fedscale.room import Machine, fit, largest_share
+from fedscale.room import Machine, fit
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -207,37 +207,17 @@ def short_temp_dir() -> str | None:
     return tempfile.mkdtemp(prefix="ray-", dir="/tmp")
 
 
-def packed_share(workers: int, gpus: int) -> float:
-    """Return the largest share, at most one GPU, at which all workers of a run have one."""
-    return largest_share([Machine(0, gpus)], workers)
-
-
-def share_of_gpu(config: RunConfig, gpus: float) -> float:
-    """Return the GPUs of each worker, given how many there are in all.
-
-    Raises:
-        ConfigError: a share is asked for where there is no GPU, or all workers need more.
-    """
-    return fit(config, [Machine(float("inf"), gpus)])
-
-
-def check_cpus(config: RunConfig, cpus: float) -> None:
-    """Check that the workers of one run fit on one machine.
-
-    Raises:
-        ConfigError: they do not; says what was asked, what there is and what would fit.
-    """
-    if config.uses_ray:
-        fit(config, [Machine(cpus)], share=0.0)
-
-
-def preflight(config: RunConfig, address: str) -> None:
+def preflight(config: RunConfig, address: str) -> float:
     """Check a run against this machine before anything starts (`address` as resolved).
 
+    Returns:
+        The GPUs of a run without Ray; for others `room.admit` decides, once attached.
+
     Raises:
-        ConfigError: the run does not fit. Clusters are checked by `room.admit`, once attached.
+        ConfigError: the run does not fit.
     """
-    if address == "local" or not config.uses_ray:
-        check_cpus(config, cpu_count())
-        if gpu_share(config.gpus_per_worker) > 0:
-            share_of_gpu(config, local_gpus())
+    if address != "local" and config.uses_ray:
+        return 0.0
+    cpus = cpu_count() if config.uses_ray else float("inf")
+    gpus = local_gpus() if gpu_share(config.gpus_per_worker) > 0 or not config.uses_ray else 0
+    return fit(config, [Machine(cpus, gpus)])

@@ -93,7 +93,9 @@ def sweep_options(
     @click.option(
         "--results",
         default="results",
+        envvar="FEDSCALE_RESULTS",  # cluster.yaml sets it on every machine
         show_default=True,
+        show_envvar=True,
         help="Folder or URI (s3://…, gs://…) of the records.",
     )
     @click.option("--resume", is_flag=True, help="Go on from the last committed rounds.")

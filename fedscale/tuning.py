@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedscale import checkpoint, cluster, store
+from fedscale import checkpoint, cluster, room, store
 from fedscale.config import ConfigError, RunConfig, gpu_share
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ def execute(plan: Plan, console: Console) -> None:
     for config in [plan.base, *(config for config, _ in plan.grid)]:
         if problem_key(config) not in problems:
             problems[problem_key(config)] = load_problem(config)
+    if note := cluster.elsewhere(plan.address):
+        console.print(note, markup=False, highlight=False)
     with _only_writer(plan), cluster.session(plan.address):
         _run_on_ray(plan, console, searching, problems)
 
@@ -167,12 +169,8 @@ def _run_on_ray(plan: Plan, console: Console, searching: bool, problems: dict[An
     from fedscale.trial import Shared
 
     _quiet()
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    _check_shared(plan, len(nodes))
-    total = ray.cluster_resources()
-    if len(nodes) == 1:
-        cluster.check_cpus(plan.base, total.get("CPU", 0))
-    gpus = cluster.share_of_gpu(plan.base, total.get("GPU", 0))
+    _check_shared(plan, room.most_machines(plan.address))
+    gpus = room.admit(plan.base, plan.address, console.print)
     asked = gpu_share(plan.base.gpus_per_worker)
     if asked >= 0 and asked != float(plan.base.gpus_per_worker):
         console.print(
@@ -271,7 +269,7 @@ def _search(plan: Plan, shared: Any) -> None:
 def _check_shared(plan: Plan, nodes: int) -> None:
     if nodes > 1 and "://" not in plan.request.results and not plan.request.shared_path:
         raise ConfigError(
-            f"results={plan.request.results}: a folder of this machine, but the cluster has "
+            f"results={plan.request.results}: a folder of this machine, but the cluster may have "
             f"{nodes} nodes; allowed: a URI (s3://…, gs://…), or --shared-path if all nodes share "
             "the disk"
         )

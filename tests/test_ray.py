@@ -6,8 +6,9 @@ import pytest
 from tiny_run import config, untimed
 
 import fedscale
-from fedscale import cluster
+from fedscale import cluster, room
 from fedscale.config import ConfigError
+from fedscale.room import Machine
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +43,14 @@ def test_a_session_of_the_callers_is_left_alone():
 def test_a_share_that_cannot_fit_is_refused():
     for share, gpus in (("0.5", 0), ("1", 0), ("0.25", 0)):
         with pytest.raises(ConfigError, match=f"gpus_per_worker={share}"):
-            cluster.share_of_gpu(config(workers=1, gpus_per_worker=share), gpus)
+            room.fit(config(workers=1, gpus_per_worker=share), [Machine(9, gpus)])
     eight = config(workers=8, gpus_per_worker="0.4")
     with pytest.raises(ConfigError, match="6 would fit"):
-        cluster.share_of_gpu(eight, 2)
-    assert cluster.share_of_gpu(config(workers=6, gpus_per_worker="0.4"), 2) == 0.3333
-    assert cluster.share_of_gpu(config(workers=8), 2) == 0.25
-    assert cluster.share_of_gpu(config(workers=2), 0) == 0
-    assert cluster.share_of_gpu(config(workers=1), 4) == 1
+        room.fit(eight, [Machine(9, 2)])
+    assert room.fit(config(workers=6, gpus_per_worker="0.4"), [Machine(9, 2)]) == 0.3333
+    assert room.fit(config(workers=8), [Machine(9, 2)]) == 0.25
+    assert room.fit(config(workers=2), [Machine(9, 0)]) == 0
+    assert room.fit(config(workers=1), [Machine(9, 4)]) == 1
 
 
 def test_a_stale_address_does_not_hang(monkeypatch, tmp_path):
