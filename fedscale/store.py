@@ -20,7 +20,6 @@ are never read.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from fedscale import files
-from fedscale.files import Place, StoreError, check_writable, join, write_bytes
+from fedscale.files import Place, StoreError, check_writable, join, shown, write_bytes
 from fedscale.schemas import SCHEMAS, STATUSES, all_columns, check_names, run_table, to_table
 
 __all__ = [
@@ -45,6 +44,7 @@ __all__ = [
     "discard",
     "join",
     "load",
+    "shown",
     "sweeps",
     "write_bytes",
     "write_rounds",
@@ -180,7 +180,7 @@ def load(
     if table not in SCHEMAS:
         raise ValueError(f"table={table!r}: allowed values: {', '.join(SCHEMAS)}")
     system, folder = files.locate(path_or_uri)
-    runs = _load_runs(system, folder, os.fspath(path_or_uri))
+    runs = _load_runs(system, folder, path_or_uri)
     leaves = [name for name in runs.columns if name not in SCHEMAS["runs"].names]
     joined = runs if table == "runs" else runs[["run_id", *_JOINED, *leaves]]
     columns = list(dict.fromkeys([*SCHEMAS[table].names, *joined.columns]))
@@ -236,12 +236,14 @@ def sweeps(root: Place) -> list[str]:
     ]
 
 
-def _load_runs(system: fs.FileSystem, folder: str, given: str) -> pd.DataFrame:
+def _load_runs(system: fs.FileSystem, folder: str, given: Place) -> pd.DataFrame:
     found = _listed(system, f"{folder}/runs", "runs")
     if not found:
         inside = sweeps(given)
         hint = f"; sweeps in it: {', '.join(inside)}" if inside else ""
-        raise StoreError(f"{given}: not the folder of a sweep (it has no runs table){hint}")
+        raise StoreError(
+            f"{files.shown(given)}: not the folder of a sweep (it has no runs table){hint}"
+        )
     tables = _read_all(system, "runs", [(path, run_id) for path, run_id, *_ in found])
     try:
         frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()

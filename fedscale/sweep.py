@@ -161,9 +161,9 @@ class Sweep:
         bad = runs[~runs["status"].isin(["completed"]) & runs["run_id"].isin(plan.run_ids)]
         for _, row in bad.iterrows():
             console.print(f"{row['run_id']}: {row['status']}: {row['reason']}")
-        console.print(f"records: {plan.folder} (runs, rounds, clients: Parquet)")
+        console.print(f"records: {store.shown(plan.folder)} (runs, rounds, clients: Parquet)")
         for path in written:
-            console.print(f"wrote:   {path}")
+            console.print(f"wrote:   {store.shown(path)}")
         if self.advice:
             console.print(f"next:    {self.advice}")
         return 1 if (bad["status"] == "failed").any() else 0
