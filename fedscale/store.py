@@ -71,8 +71,7 @@ def write_run(root: Place, sweep: str, record: Mapping[str, Any]) -> str:
     row = run_table({**record, "sweep": sweep})
     check_names(sweep, record["run_id"])
     system, folder = files.locate(join(root, sweep))
-    columns = all_columns(row.schema).empty_table()
-    files.put(system, f"{folder}/{_ALL_COLUMNS}", _parquet(columns))
+    _add_columns(system, f"{folder}/{_ALL_COLUMNS}", all_columns(row.schema))
     path = f"{folder}/runs/run_id={record['run_id']}/run.parquet"
     files.put(system, path, _parquet(row))
     return path
@@ -234,6 +233,22 @@ def sweeps(root: Place) -> list[str]:
         for name, info in zip(names, tables, strict=True)
         if info.type == fs.FileType.Directory and not name.startswith((".", "_"))
     ]
+
+
+def _add_columns(system: fs.FileSystem, path: str, columns: pa.Schema) -> None:
+    """Write the file of all columns if it lacks one of these, with those that it has already.
+
+    Of two writers at once one may lose a column of the other, which brings it back when it next
+    records its run.
+    """
+    try:
+        known = pq.read_schema(path, filesystem=system)
+        columns = pa.unify_schemas([known, columns])
+        if columns.equals(known):
+            return
+    except (pa.ArrowException, OSError):
+        pass  # not there, damaged, or of other types: the newest columns count
+    files.put(system, path, _parquet(columns.empty_table()))
 
 
 def _load_runs(system: fs.FileSystem, folder: str, given: Place) -> pd.DataFrame:
