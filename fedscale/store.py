@@ -178,6 +178,22 @@ def load(
     """
     if table not in SCHEMAS:
         raise ValueError(f"table={table!r}: allowed values: {', '.join(SCHEMAS)}")
+    said = ""
+    while True:
+        try:
+            return _load(path_or_uri, table, where)
+        except (_Odd, files.NotThere) as error:
+            # While others write, a run or file may come or go between two looks at the folder.
+            if str(error) == said:
+                raise
+            said = str(error)
+
+
+class _Odd(StoreError):
+    """Files that do not belong together, or one that is not whole."""
+
+
+def _load(path_or_uri: Place, table: str, where: Mapping[str, Any] | None) -> pd.DataFrame:
     system, folder = files.locate(path_or_uri)
     runs = _load_runs(system, folder, path_or_uri)
     leaves = [name for name in runs.columns if name not in SCHEMAS["runs"].names]
@@ -282,12 +298,12 @@ def _load_rows(
         _listed(system, f"{folder}/{table}", table), key=lambda file: (file[1], file[2], -file[3])
     ):
         if run_id not in known:
-            raise StoreError(f"{path}: there is no record of this run in {folder}/runs")
+            raise _Odd(f"{path}: there is no record of this run in {folder}/runs")
         before, covered = latest.get(run_id, ("", 0))
         if run_id not in chosen or end <= covered:
             continue
         if begin <= covered:
-            raise StoreError(f"{path}: has rounds {begin}..{covered} that {before} has too")
+            raise _Odd(f"{path}: has rounds {begin}..{covered} that {before} has too")
         latest[run_id] = (path, end)
         paths.append((path, run_id))
     tables = _read_all(system, table, paths) or [SCHEMAS[table].empty_table()]
@@ -345,7 +361,7 @@ def _read(system: fs.FileSystem, table: str, path: str, run_id: str) -> pa.Table
         if table == "runs":
             columns |= {n: data[n] for n in data.column_names if n not in schema.names}
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"{path}: not a complete Parquet file ({files.one_line(error)})") from None
+        raise _Odd(f"{path}: not a complete Parquet file ({files.one_line(error)})") from None
     return pa.table(columns)
 
 

@@ -150,8 +150,9 @@ class Sweep:
             plan.describe(console)
             return 0
         plan.check_storage()
-        plan.skip_completed(console)
-        tuning.execute(plan, console)
+        with plan.only_writer():
+            plan.skip_completed(console)
+            tuning.execute(plan, console)
         return self.finish(plan, console)
 
     def finish(self, plan: Any, console: Console) -> int:

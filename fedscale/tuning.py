@@ -121,6 +121,32 @@ class Plan:
         except store.StoreError as error:
             raise ConfigError(f"results={store.shown(self.request.results)}: {error}") from None
 
+    @contextmanager
+    def only_writer(self) -> Iterator[None]:
+        """Hold the sweep's lock (local folders only; object stores have none).
+
+        Raises:
+            ConfigError: another sweep has it.
+        """
+        if "://" in self.request.results:
+            yield
+            return
+        from filelock import FileLock, Timeout
+
+        os.makedirs(self.folder, exist_ok=True)
+        lock = FileLock(f"{self.folder}/_lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ConfigError(
+                f"results={self.request.results}: another sweep is writing to {self.folder}; wait "
+                "for it or choose another folder"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
     def skip_completed(self, console: Console) -> None:
         """Leave out runs that the records hold completely; the rest starts over unless resumed."""
         done = (
@@ -145,8 +171,7 @@ def execute(plan: Plan, console: Console) -> None:
     """Run what is left of a plan.
 
     Raises:
-        ConfigError: data or weights are missing; the cluster cannot hold a run; another sweep
-            writes to the same folder.
+        ConfigError: data or weights are missing; the cluster cannot hold a run.
     """
     searching = plan.request.search == "optuna"
     if not plan.grid and not searching:
@@ -159,7 +184,7 @@ def execute(plan: Plan, console: Console) -> None:
             problems[problem_key(config)] = load_problem(config)
     if note := cluster.elsewhere(plan.address):
         console.print(note, markup=False, highlight=False)
-    with _only_writer(plan), cluster.session(plan.address):
+    with cluster.session(plan.address):
         _run_on_ray(plan, console, searching, problems)
 
 
@@ -253,7 +278,10 @@ def _search(plan: Plan, shared: Any) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     system, path = files.locate(store.join(shared.root, plan.sweep.name, "_tune-search"))
-    where = {"path": path, "storage_filesystem": system if "://" in shared.root else None}
+    where: dict[str, Any] = {
+        "path": path,
+        "storage_filesystem": system if "://" in shared.root else None,
+    }
     trainable = _trainable(plan, shared)
     _keep_every(1)
     if plan.request.resume and tune.Tuner.can_restore(**where):
@@ -285,25 +313,6 @@ def _check_shared(plan: Plan, nodes: int) -> None:
             f"{nodes} nodes; allowed: a URI (s3://…, gs://…), or --shared-path if all nodes share "
             "the disk"
         )
-
-
-@contextmanager
-def _only_writer(plan: Plan) -> Iterator[None]:
-    """Hold the sweep's lock (local folders only; object stores have none)."""
-    if "://" in plan.request.results:
-        yield
-        return
-    from filelock import FileLock, Timeout
-
-    os.makedirs(plan.folder, exist_ok=True)
-    try:
-        with FileLock(f"{plan.folder}/_lock", timeout=0):
-            yield
-    except Timeout:
-        raise ConfigError(
-            f"results={plan.request.results}: another sweep is writing to {plan.folder}; wait for "
-            "it or choose another folder"
-        ) from None
 
 
 def _quiet() -> None:
