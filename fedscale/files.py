@@ -21,7 +21,7 @@ from pyarrow import fs
 Place: TypeAlias = "str | os.PathLike[str]"
 
 ATTEMPTS = 6
-"""Times that S3 is asked: some 20 s in all if it is silent (pyarrow's own retries: 100 s)."""
+"""Times that S3 is asked: some 25 s in all if it is silent (pyarrow's own retries: 100 s)."""
 GIVE_UP_S = 20
 """Seconds after which Google's store is given up (its own: 15 minutes)."""
 
@@ -45,7 +45,7 @@ def locate(place: Place) -> tuple[fs.FileSystem, str]:
     """Return the filesystem of a place and the path in it.
 
     In a URI "%20" is a space; in a plain path it stays "%20". An object store that does not answer
-    is given up after some 20 s.
+    is given up within half a minute.
 
     Raises:
         StoreError: not a URI, or a filesystem that pyarrow does not know.
