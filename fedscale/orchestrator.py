@@ -188,7 +188,8 @@ class RoundOrchestrator:
             self._record("failed", f"{type(error).__name__}: {error}")
             raise
         self.seconds += time.perf_counter() - started
-        self._record("completed" if self.done else "running")
+        if self.done:
+            self._record("completed")
         return record
 
     def _advance(self) -> dict[str, Any]:

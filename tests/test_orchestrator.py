@@ -132,6 +132,18 @@ def test_a_damaged_state_starts_the_run_over(tmp_path):
     assert len(store.load(tmp_path / "tiny")) == 2
 
 
+def test_the_record_of_a_run_is_written_at_its_start_and_its_end(tmp_path):
+    run = orchestrator(config(eval_every=1), str(tmp_path))
+    record = tmp_path / "tiny" / "runs" / f"run_id={run.config.run_id}" / "run.parquet"
+    begun = record.stat().st_mtime_ns
+    run.advance()
+    assert store.load(tmp_path / "tiny", "runs")["status"].tolist() == ["running"]
+    assert record.stat().st_mtime_ns == begun
+    finish(run)
+    row = store.load(tmp_path / "tiny", "runs").iloc[0]
+    assert row["status"] == "completed" and row["seconds"] > 0
+
+
 def test_divergence_names_round_and_client_and_is_recorded(tmp_path):
     c = config(**{"local.optimizer": "sgd", "local.lr": 1e30, "local.epochs": 3})
     run = orchestrator(c, str(tmp_path))
