@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedscale import checkpoint, cluster, files, room, store
+from fedscale import checkpoint, claim, cluster, files, room, store
 from fedscale.config import ConfigError, RunConfig, gpu_share
 
 if TYPE_CHECKING:
@@ -123,13 +123,14 @@ class Plan:
 
     @contextmanager
     def only_writer(self) -> Iterator[None]:
-        """Hold the sweep's lock (local folders only; object stores have none).
+        """Hold the sweep's lock, in an object store its mark.
 
         Raises:
-            ConfigError: another sweep has it.
+            ConfigError, Claimed: another sweep has it.
         """
         if "://" in self.request.results:
-            yield
+            with claim.claimed(self.folder):
+                yield
             return
         from filelock import FileLock, Timeout
 

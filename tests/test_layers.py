@@ -12,7 +12,7 @@ LAYERS = [
     {"store", "graphs", "data", "models"},
     {"local", "merge", "regimes", "server", "metrics"},
     {"parts"},
-    {"config", "presets", "checkpoint"},
+    {"config", "presets", "checkpoint", "claim"},
     {"blocks", "problems", "schedule"},
     {"heads", "formation", "rows"},
     {"worker", "cluster", "room"},

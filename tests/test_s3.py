@@ -20,7 +20,7 @@ import pytest
 import records
 from tiny_run import config, finish, orchestrator, same, untimed, words
 
-from fedscale import checkpoint, files, store
+from fedscale import checkpoint, claim, files, store
 from fedscale.files import StoreError
 
 SCRIPT = str(Path(__file__).parent.parent / "sweeps" / "dfrost_eps.py")
@@ -180,6 +180,39 @@ run.advance()
         pd.testing.assert_frame_equal(stored, plain, check_dtype=False)
 
 
+def test_a_place_has_one_writer_until_its_mark_is_void(root, monkeypatch):
+    monkeypatch.setattr(claim, "RENEW_S", 0.3)
+    monkeypatch.setattr(claim, "DEAD_S", 3.0)
+    sweep = store.join(root, "s")
+    with claim.claimed(sweep), claim.claimed(store.join(root, "other")):
+        time.sleep(4)
+        with (
+            pytest.raises(
+                claim.Claimed, match="another sweep is writing to s3://bucket/"
+            ) as caught,
+            claim.claimed(sweep),
+        ):
+            pass
+        assert "\n" not in str(caught.value)
+    assert names(root) == []
+    files.write_bytes(root, "s/_writer-dead", b"")
+    with pytest.raises(claim.Claimed), claim.claimed(sweep):
+        pass
+    time.sleep(4)
+    with claim.claimed(sweep):
+        assert len(names(root)) == 1 and names(root) != ["s/_writer-dead"]
+    assert names(root) == []
+
+
+@pytest.mark.slow
+def test_a_second_sweep_of_the_same_name_is_refused_and_takes_nothing_away(root, server):
+    records.write(root, "dfrost_eps", records.config(), status="running", upto=2)
+    with claim.claimed(store.join(root, "dfrost_eps")):
+        before = names(root)
+        refused(root, server[1], "another sweep is writing to", start="error: ")
+        assert names(root) == before
+
+
 def sweep(results, environment, timeout=280):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     return subprocess.run(
@@ -215,10 +248,10 @@ def test_a_sweep_ends_with_table_and_figure_beside_its_records(root, server, mon
     assert again.returncode == 0 and "6 of 6 runs are complete in s3://" in again.stdout
 
 
-def refused(results, environment, says):
+def refused(results, environment, says, start="error: results=s3://"):
     done = sweep(results, environment, timeout=120)
     assert done.returncode == 2 and done.stdout == "", done.stdout
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: results=s3://")
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith(start)
     assert re.search(says, done.stderr), done.stderr
     return done.stderr
 
