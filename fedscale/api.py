@@ -22,6 +22,8 @@ class Run:
 
     rounds: pd.DataFrame
     clients: pd.DataFrame
+    clusters: pd.DataFrame
+    """Partitions that a run in cycles chose from; empty for the others."""
     payload: Block
     summary: dict[str, Any]
 
@@ -34,6 +36,9 @@ class _Session:
     ) -> None:
         pool = pools.make(config, gpus)
         self.run = RoundOrchestrator(config, problem[0], dataset, pool, sink)
+
+    def done(self) -> bool:
+        return self.run.done
 
     def advance(self) -> tuple[dict[str, Any], bool]:
         return self.run.advance(), self.run.done
@@ -48,8 +53,9 @@ class _Session:
         found = Run(
             rounds=frames["rounds"],
             clients=frames["clients"],
+            clusters=frames["clusters"],
             payload=run.safe or run.payload(),
-            summary={**record, **tables["rounds"][-1]},
+            summary={**record, **run.last()},
         )
         run.pool.close()
         return found
@@ -99,6 +105,9 @@ def _run_on_ray(config: RunConfig, problem: Any, place: str, sink: Sink, on_meas
     session: Any = actor.remote(config, (ray.put(problem),), problem.dataset, share, sink)
 
     class Remote:
+        def done(self) -> Any:
+            return ray.get(session.done.remote())
+
         def advance(self) -> Any:
             return ray.get(session.advance.remote())
 
@@ -112,7 +121,7 @@ def _run_on_ray(config: RunConfig, problem: Any, place: str, sink: Sink, on_meas
 
 
 def _walk(session: Any, on_measure: Callable[[dict[str, Any]], None] | None) -> Run:
-    over = False
+    over = session.done()
     while not over:
         record, over = session.advance()
         if on_measure is not None:

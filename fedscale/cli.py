@@ -73,6 +73,12 @@ def run_(
     except (Diverged, ClientFailed, StoreError) as error:
         print(f"{config.run_id}: {error}", file=sys.stderr)
         return FAILED
+    if found.summary["warnings"]:
+        console.print(f"warning: {found.summary['warnings']}")
+    if config.cycles:
+        chosen = found.clusters.loc[found.clusters["chosen"], "clusters"].iloc[0]
+        sizes = ", ".join(str(len(members)) for members in chosen)
+        console.print(f"clusters: {len(chosen)}, of {sizes} devices")
     console.print(f"run_id {found.summary['run_id']}: {found.summary['status']}")
     if results:
         console.print(f"records: {results.rstrip('/')}/runs")

@@ -49,12 +49,13 @@ class RunConfig(Part):
     case: str = ""
     """Name of the sweep's case that this run belongs to; a label, like `scale`."""
     seed: Annotated[int, Field(ge=0, le=2**62)] = 0
-    rounds: Annotated[int, Field(ge=1, le=99_999)] = 40
+    rounds: Annotated[int, Field(ge=0, le=99_999)] = 40
+    """0 with `regime.name=ssdfl`: the run forms its clusters and ends."""
     eval_every: Annotated[int, Field(ge=1, le=99_999)] = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     diagnostics: bool = False
     """Record what theorems bound: merge_objective, merge_delta, merge_bound (Theorem 1 of D-FROST),
-    in cycles gap and gap_bound (equation 32 of SSD-FL). Costs time."""
+    in cycles gaps and stationarity beside their bounds (28), (31), (32) of SSD-FL. Costs time."""
     data: DataConfig = DataConfig()
     backbone: BackboneConfig = BackboneConfig()
     prompts: PromptConfig = PromptConfig()
@@ -261,6 +262,11 @@ def _check_method(config: RunConfig) -> None:
             local.devices == "mixed" and (local.momentum > 0 or local.mu > 0),
             f"local.devices=mixed: devices draw their own; local.momentum={local.momentum:g} and "
             f"local.mu={local.mu:g} must be 0",
+        ),
+        (
+            config.rounds == 0 and config.regime.name != "ssdfl",
+            f"rounds=0: must be at least 1 when regime.name={config.regime.name} (0 forms the "
+            "clusters of ssdfl and ends)",
         ),
         (
             config.graph.participation < 1 and config.regime.name != "gossip",

@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from fedscale import blocks, checkpoint, formation, provenance, rows, schedule, store
+from fedscale import (
+    blocks,
+    checkpoint,
+    diagnostics,
+    formation,
+    provenance,
+    rows,
+    schedule,
+    store,
+)
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data import partition
@@ -72,21 +81,28 @@ class RoundOrchestrator:
         self.setups = [
             (config, problem, clients, [self.parts[c] for c in clients]) for clients in self.layout
         ]
+        self.samples = [len(part) for part in self.parts]
         self.losses = 0
         self.facts = self._guarded(lambda: self._all("setup", self.setups))[0]
         self.started, self.seconds = provenance.now(), 0.0
-        self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": []}
+        self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": [], "clusters": []}
         self.committed = 0
         found = checkpoint.read(sink.root, sink.sweep, config.run_id) if resume else None
         self.safe: Block | None = None
         """All clients' payload at the last commit; None before the first."""
         if found is not None:
             self.committed, self.safe = found
-        self.clusters = (
-            self._guarded(lambda: self._clusters(dataset)) if config.regime.name == "ssdfl" else []
-        )
+        self.members: list[list[int]] = []
+        """Clusters of a run in cycles."""
+        self.warnings = ""
+        if config.cycles:
+            self._guarded(lambda: self._form(dataset))
         self._rewind()
-        self._record("completed" if self.done else "running")
+        self._record("running")
+        if sink.root and config.cycles:
+            store.write_clusters(sink.root, sink.sweep, config.run_id, self.tables["clusters"])
+        if self.done:
+            self._record("completed")
 
     def _rewind(self) -> None:
         """Go to the state after the last commit."""
@@ -97,10 +113,9 @@ class RoundOrchestrator:
                 {key: value[c.start : c.stop] for key, value in self.safe.items()}
                 for c in self.layout
             ]
-        self.gaps: dict[int, Any] = {}
-        self.gap_rows = rows.Gaps()
-        samples = [len(part) for part in self.parts]
-        self.steps = schedule.steps(self.config, samples, self.clusters, self.committed + 1)
+        self.watched: dict[int, Any] = {}
+        self.losses_before: dict[int, list[Any]] = {}
+        self.steps = schedule.steps(self.config, self.samples, self.members, self.committed + 1)
 
     def _guarded(self, work: Callable[[], Any], again: Callable[[], Any] | None = None) -> Any:
         """Do work until no worker is lost in it; it starts over with new workers in their places.
@@ -146,12 +161,25 @@ class RoundOrchestrator:
         self._rewind()
         return self._advance()
 
-    def _clusters(self, dataset: Any) -> list[list[int]]:
-        """Form SSD-FL's clusters from the graph, the data and the clients' first gradients."""
-        first = self._ask("initial", [() for _ in self.layout])
-        found = self._all("slopes", [(block,) for block in first])
-        slopes = {key: np.concatenate([f[key] for f in found]) for key in found[0]}
-        return formation.form(self.config, dataset.train, self.parts, slopes).members
+    def _form(self, dataset: Any) -> None:
+        """Form the clusters from the graph, the data and the clients' first gradients."""
+        config, slopes = self.config, None
+        if config.regime.name == "ssdfl" or config.diagnostics:
+            first = self._ask("initial", [() for _ in self.layout])
+            found = self._all("slopes", [(block,) for block in first])
+            slopes = {key: np.concatenate([f[key] for f in found]) for key in found[0]}
+        given = (config, dataset.train, self.parts, slopes)
+        formed = formation.form(*given)
+        self.members, self.warnings = formed.members, "; ".join(formed.warnings)
+        self.tables["clusters"] = formed.records()
+        if config.diagnostics:
+            self.bounds = diagnostics.Bounds(
+                config,
+                schedule.network(config),
+                self.members,
+                formation.numbers(*given),
+                self.samples,
+            )
 
     def _ask(
         self, method: str, arguments: Sequence[tuple[Any, ...]], returns: int = 1
@@ -233,10 +261,13 @@ class RoundOrchestrator:
         )
         self.blocks = [block for block, _ in answers]
         if self.config.diagnostics and self.config.cycles:
-            self.gaps[step.round] = self.pool.call(0, "gap", *self.blocks)
+            everyone = (*previous, *self.blocks)
+            self.watched[step.round] = self.pool.call(0, "watch", step, self.members, *everyone)
+            if step.train and step.restart:
+                found = self._ask("slopes", [(block,) for block in previous])
+                self.losses_before[step.round] = found
         if step.serve:
-            samples = [len(part) for part in self.parts]
-            served = self.pool.call(0, "serve", samples, *trained)
+            served = self.pool.call(0, "serve", self.samples, *trained)
             self.blocks = self._ask("adopt", [(block, served) for block in self.blocks])
         return train_stats, [stats for _, stats in answers]
 
@@ -244,9 +275,11 @@ class RoundOrchestrator:
         """Wait for a round and return its record, not yet measured."""
         trained = [self.pool.get(s) for s in train_stats if s is not None]
         row = rows.of_step(step, trained, [self.pool.get(s) for s in mix_stats])
-        if step.round in self.gaps:
-            gap = self.pool.get(self.gaps.pop(step.round))
-            row |= self.gap_rows.row(step, gap, row["rho"])
+        if step.round in self.watched:
+            slopes = [self.pool.get(s) for s in self.losses_before.pop(step.round, [])]
+            losses = np.concatenate([s["loss"] for s in slopes]) if slopes else None
+            watched = self.pool.get(self.watched.pop(step.round))
+            row |= self.bounds.row(step, watched, row["rho"], losses)
         return row
 
     def _commit(self, step: Step, made: list[dict[str, Any]]) -> dict[str, Any]:
@@ -270,7 +303,12 @@ class RoundOrchestrator:
         return made[-1]
 
     def last(self) -> dict[str, Any]:
-        """Return the `rounds` record of the last committed round (of an earlier process, maybe)."""
+        """Return the `rounds` record of the last committed round (of an earlier process, maybe).
+
+        A run of no rounds gives its chosen partition's `clusters` record.
+        """
+        if not self.config.total_steps:
+            return next(row for row in self.tables["clusters"] if row["chosen"])
         if self.tables["rounds"]:
             return self.tables["rounds"][-1]
         folder = store.join(self.sink.root, self.sink.sweep)
@@ -290,6 +328,8 @@ class RoundOrchestrator:
             "config": self.config.json_text(),
             "status": status,
             "reason": reason,
+            "warnings": self.warnings,
+            "steps": self.config.total_steps,
             "versions": provenance.versions(),
             "revision": provenance.revision(),
             "device": self.facts["device"],

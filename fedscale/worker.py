@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedscale import blocks, metrics, schedule
+from fedscale import blocks, diagnostics, metrics, schedule
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data.catalogue import Split
@@ -314,10 +314,21 @@ class ClientWorker:
             found[key][here] = value.cpu().numpy()
         return found
 
-    def gap(self, *everyone: Block) -> float:
-        """Return ‖θ − mean θ‖ over all clients and trainables, SSD-FL's consensus gap."""
-        joined = blocks.owned(blocks.join(self.config.blocks(), everyone))
-        return (metrics.disagreement(joined) * self.config.data.clients) ** 0.5
+    def watch(
+        self, step: Step, clusters: Sequence[Sequence[int]], *everyone: Block
+    ) -> dict[str, Any]:
+        """Measure a step for `diagnostics`.
+
+        Args:
+            step: the step.
+            clusters: groups of devices.
+            everyone: each worker's block in order before the step, then each one after it.
+        """
+        layout = self.config.blocks()
+        before, after = (
+            blocks.join(layout, half) for half in (everyone[: len(layout)], everyone[len(layout) :])
+        )
+        return diagnostics.watch(step, clusters, self.config.local.lr, before, after)
 
     def serve(self, samples: Sequence[int], *everyone: Block) -> Block:
         """Act as the server: return one model (leading axis 1) learnt from what all sent.
