@@ -191,7 +191,8 @@ def score_curve(clusters: pd.DataFrame, key: str = "regime.tau_a") -> Figure:
     """Draw the score over the number of clusters, a line per value of the key.
 
     A panel per accepting rule; scores are divided by the run's lowest, lines are means over the
-    runs of the first case that have so many clusters, infinite scores are left out.
+    runs of one case (mild, as in the paper's figure 13A) that have so many clusters; infinite
+    scores are left out.
 
     Args:
         clusters: `fedscale.load(folder, "clusters")`.
@@ -203,7 +204,7 @@ def score_curve(clusters: pd.DataFrame, key: str = "regime.tau_a") -> Figure:
     known = clusters[np.isfinite(clusters["score"].astype(float))]
     if known.empty:
         raise ValueError("no finite score in the records: nothing to draw")
-    case = "extreme" if "extreme" in set(known["case"]) else known["case"].iloc[0]
+    case = "mild" if "mild" in set(known["case"]) else known["case"].iloc[0]
     known = known[known["case"] == case]
     least = known.groupby("run_id", observed=True)["score"].transform("min")
     known = known.assign(share=known["score"] / least)

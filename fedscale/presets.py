@@ -125,8 +125,8 @@ SCALES: dict[str, dict[str, dict[str, Any]]] = {
             "local.lr": 1e-3,
             "local.epochs": 2,
             "graph.degree": 4,
-            "rounds": 10,
-            "eval_every": 5,
+            "rounds": 8,
+            "eval_every": 4,
         },
     },
     "ssdfl": {
