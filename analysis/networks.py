@@ -18,8 +18,7 @@ from rich.table import Table
 
 from analysis.figures import COLORS, canvas, finish, save
 from analysis.tables import describe, text
-from fedscale import schedule, store
-from fedscale.config import from_json
+from fedscale import store
 
 _MARKERS = {"sgd": "o", "prox": "s", "momentum": "^"}
 _KINDS = {"sgd": "SGD", "prox": "proximal SGD", "momentum": "SGD with momentum"}
@@ -39,7 +38,6 @@ def network_picture(place: store.Place, run_id: str = "") -> Figure:
     Raises:
         ValueError: no such run, or none in cycles.
     """
-    runs = store.load(place, "runs").set_index("run_id")
     table = store.load(place, "clusters")
     chosen = table[table["chosen"]]
     if not run_id:
@@ -50,20 +48,18 @@ def network_picture(place: store.Place, run_id: str = "") -> Figure:
         run_id = (formed if len(formed) else done)["run_id"].iloc[0]
     if run_id not in set(chosen["run_id"]):
         raise ValueError(f"run_id={run_id!r}: no clusters in {place}")
-    config = from_json(str(runs.loc[run_id, "config"]))
-    members = [list(each) for each in chosen.loc[chosen["run_id"] == run_id, "clusters"].iloc[0]]
+    run = chosen[chosen["run_id"] == run_id].iloc[0]
+    members = [list(each) for each in run["clusters"]]
+    kinds = list(run["optimizers"])
+    graph = nx.empty_graph(len(kinds))
+    graph.add_edges_from(tuple(link) for link in run["links"])
     rows = table[table["run_id"] == run_id].sort_values("S")
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw(
-        left,
-        schedule.network(config),
-        members,
-        [kind for kind, _, _ in schedule.kinds(config, range(config.data.clients))],
-    )
+    _draw(left, graph, members, kinds)
     figure.suptitle(
-        f"{config.method} · {config.data.clients} devices on {config.graph.name} · "
-        f"{len(members)} clusters · seed {config.seed}",
+        f"{run['method']} · {len(kinds)} devices on {run['graph.name']} · "
+        f"{len(members)} clusters · seed {run['seed']}",
         fontsize="large",
     )
     _conductances(right, rows)

@@ -204,7 +204,9 @@ def _check_data(config: RunConfig) -> None:
 
 def _check_graph(config: RunConfig) -> None:
     g, m = config.graph, config.merge
-    topology.check(g.name, config.data.clients, degree=g.degree, probability=g.probability or None)
+    if config.regime.name != "server":
+        clients, probability = config.data.clients, g.probability or None
+        topology.check(g.name, clients, degree=g.degree, probability=probability)
     if config.cycles and g.resample:
         raise ValueError(
             f"graph.resample=True: must be False when regime.name={config.regime.name} (clusters "

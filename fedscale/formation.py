@@ -49,6 +49,18 @@ def form(
     )
 
 
+def records(config: RunConfig, formed: Clusters) -> list[dict[str, Any]]:
+    """Return the rows of the `clusters` table; the chosen one has the network to draw it by."""
+    links = sorted([min(edge), max(edge)] for edge in schedule.network(config).edges)
+    kinds = [kind for kind, _, _ in schedule.kinds(config, range(config.data.clients))]
+    return [
+        {str(key): value for key, value in row.items()}
+        | {"links": links if row["chosen"] else None}
+        | {"optimizers": kinds if row["chosen"] else None}
+        for row in formed.candidates.to_dict("records")
+    ]
+
+
 def numbers(
     config: RunConfig, split: Split, parts: Sequence[np.ndarray], slopes: Block | None
 ) -> dict[str, Any]:

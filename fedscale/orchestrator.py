@@ -171,7 +171,7 @@ class RoundOrchestrator:
         given = (config, dataset.train, self.parts, slopes)
         formed = formation.form(*given)
         self.members, self.warnings = formed.members, "; ".join(formed.warnings)
-        self.tables["clusters"] = formed.records()
+        self.tables["clusters"] = formation.records(config, formed)
         if config.diagnostics:
             self.bounds = diagnostics.Bounds(
                 config,

@@ -109,7 +109,7 @@ METHODS: dict[str, Method] = {
 
 _OFFLINE_DATA = {
     "data.name": "offline",
-    "data.train_size": 240,
+    "data.train_size": 160,
     "data.test_size": 50,
     "backbone.name": "nano",
     "prompts.count": 4,
@@ -125,8 +125,8 @@ SCALES: dict[str, dict[str, dict[str, Any]]] = {
             "local.lr": 1e-3,
             "local.epochs": 2,
             "graph.degree": 4,
-            "rounds": 8,
-            "eval_every": 4,
+            "rounds": 10,
+            "eval_every": 5,
         },
     },
     "ssdfl": {

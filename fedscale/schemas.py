@@ -68,6 +68,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         (pa.list_(_FLOAT), "conductances lower_bounds thresholds"),
         (_FLOAT, "score"),
         (pa.bool_(), "feasible chosen!"),
+        (pa.list_(pa.list_(_INT)), "links"),
+        (pa.list_(_TEXT), "optimizers"),
     ),
 }
 """Columns of the tables. Accuracies are shares (0 to 1) over clients, on the global test set;
@@ -75,7 +77,8 @@ bytes are sums over the clients of a round, seconds are summed over the workers;
 measured. `label` names a reference run that the swept ones are set beside, and is "" for those.
 `round` counts the steps of a run (`steps` in all), `cycle` the cycles of τ_a + τ_r steps (0 where
 there are none). `clusters` has the partitions that a run in cycles chose from, S clusters each:
-devices of every cluster, and what `graphs.clusters` says of them; null where nothing was chosen.
+devices of every cluster, and what `graphs.clusters` says of them, null where nothing was chosen;
+beside the chosen one the network's links and the devices' kinds of optimizer, to draw it by.
 `runs` has one more column per leaf of `config` (canonical JSON), named by its dotted key."""
 
 STATUSES = ("running", "completed", "diverged", "failed")

@@ -96,6 +96,8 @@ def clusters_row(clusters, chosen=True, **changes):
         "S": len(clusters),
         "clusters": clusters,
         **dict.fromkeys(("conductances", "lower_bounds", "thresholds", "score", "feasible")),
+        "links": [[0, 1], [2, 3], [1, 2]],
+        "optimizers": ["sgd", "prox", "momentum", "sgd"],
         "chosen": chosen,
         **changes,
     }

@@ -71,13 +71,6 @@ class Clusters:
     candidates: pd.DataFrame
     warnings: tuple[str, ...]
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the candidates as mappings."""
-        return [
-            {str(key): value for key, value in row.items()}
-            for row in self.candidates.to_dict("records")
-        ]
-
 
 def form_clusters(
     graph: nx.Graph,
