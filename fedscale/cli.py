@@ -59,6 +59,7 @@ def run_(
         return 0
 
     from fedscale.api import run
+    from fedscale.pools import WorkerLost
     from fedscale.worker import ClientFailed, Diverged
 
     def line(record: dict[str, Any]) -> None:
@@ -70,7 +71,7 @@ def run_(
 
     try:
         found = run(config, address=place, results=results or None, on_measure=line)
-    except (Diverged, ClientFailed, StoreError) as error:
+    except (Diverged, ClientFailed, WorkerLost, StoreError) as error:
         print(f"{config.run_id}: {error}", file=sys.stderr)
         return FAILED
     if found.summary["warnings"]:

@@ -266,6 +266,10 @@ def _check_method(config: RunConfig) -> None:
             f"local.mu={local.mu:g} must be 0",
         ),
         (
+            config.regime.accept == "cycle" and config.regime.tau_r == 0,
+            "regime.tau_r=0: must be at least 1 when regime.accept=cycle",
+        ),
+        (
             config.rounds == 0 and config.regime.name != "ssdfl",
             f"rounds=0: must be at least 1 when regime.name={config.regime.name} (0 forms the "
             "clusters of ssdfl and ends)",

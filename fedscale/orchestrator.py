@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,9 @@ class RoundOrchestrator:
             pool: the workers, one per block of `config.blocks()`.
             sink: where records go.
             resume: go on from the last committed round if there is one.
+
+        Raises:
+            Diverged, ClientFailed: as `advance`.
         """
         self.config, self.pool, self.sink = config, pool, sink
         self.layout = config.blocks()
@@ -83,7 +87,7 @@ class RoundOrchestrator:
         ]
         self.samples = [len(part) for part in self.parts]
         self.losses = 0
-        self.facts = self._guarded(lambda: self._all("setup", self.setups))[0]
+        self.facts: dict[str, Any] = dict.fromkeys(("device", "threads", "precision"))
         self.started, self.seconds = provenance.now(), 0.0
         self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": [], "clusters": []}
         self.committed = 0
@@ -95,9 +99,11 @@ class RoundOrchestrator:
         self.members: list[list[int]] = []
         """Clusters of a run in cycles."""
         self.warnings = ""
-        if config.cycles:
-            self._guarded(lambda: self._form(dataset))
-        self._rewind()
+        with self._recorded():
+            self.facts = self._guarded(lambda: self._all("setup", self.setups))[0]
+            if config.cycles:
+                self._guarded(lambda: self._form(dataset))
+            self._rewind()
         self._record("running")
         if sink.root and config.cycles:
             store.write_clusters(sink.root, sink.sweep, config.run_id, self.tables["clusters"])
@@ -205,19 +211,25 @@ class RoundOrchestrator:
             ClientFailed: a client's work raised; recorded as `failed` with its reason.
         """
         started = time.perf_counter()
-        try:
+        with self._recorded():
             if self.done:
                 raise RuntimeError(f"the run is over: round {self.committed}")
             record = self._guarded(self._advance, self._again)
+        self.seconds += time.perf_counter() - started
+        self._record("completed" if self.done else "running")
+        return record
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record what ends the run before it is raised."""
+        try:
+            yield
         except Diverged as error:
             self._record("diverged", str(error))
             raise
         except Exception as error:
             self._record("failed", f"{type(error).__name__}: {error}")
             raise
-        self.seconds += time.perf_counter() - started
-        self._record("completed" if self.done else "running")
-        return record
 
     def _advance(self) -> dict[str, Any]:
         in_flight: deque[tuple[Step, list[Any], list[Any]]] = deque()

@@ -289,6 +289,9 @@ class ClientWorker:
         Returns:
             loss (C,), gradient (C, P), and smoothness (C,): ‖∇L(θ − η g) − ∇L(θ)‖ / ‖η g‖, which
             is γ_i along the own gradient g. Zeros for clients without data.
+
+        Raises:
+            Diverged: one of them is not finite; names the client.
         """
         payload = blocks.tensors(blocks.owned(block), self.device)
         rows = [part[:SLOPE_SAMPLES] for part in self.data.rows]
@@ -312,6 +315,12 @@ class ClientWorker:
         }
         for key, value in zip(found, (losses, flat, bent), strict=True):
             found[key][here] = value.cpu().numpy()
+        for client, finite in zip(self.clients, np.isfinite(found["smoothness"]), strict=True):
+            if not finite:
+                raise Diverged(
+                    f"first gradients, client {client}: not finite within a step of "
+                    f"local.lr={eta:g}"
+                )
         return found
 
     def watch(
