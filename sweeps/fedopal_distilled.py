@@ -1,5 +1,6 @@
 """Methods that distil a generator's images, beside FedOPAL (paper: table I), at a smaller size."""
 
+from analysis.costs import one_shot_curve
 from analysis.report import compare_report
 from fedscale.sweep import Sweep
 
@@ -17,7 +18,7 @@ SWEEP = Sweep(
         "data.test_size": 0,
         "data.clients": 5,
     },
-    report=compare_report("case"),
+    report=compare_report("case", one_shot_curve, order=("alpha 0.1", "IID")),
     seeds=(0, 1),
     advice="python -m analysis.report results",
 )
