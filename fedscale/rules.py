@@ -29,7 +29,9 @@ def _data(config: RunConfig) -> None:
             f"data.name={data.name!r}: unknown; allowed: {', '.join(catalogue.CATALOGUE)}"
         )
     domains = catalogue.CATALOGUE[data.name]
-    sizes = [min(data.train_size or d.train_size, d.train_size) for d in domains]
+    sizes = [domain.size(True, data.train_size) for domain in domains]
+    for domain in domains:
+        domain.size(False, data.test_size)
     if data.partition == "iid":
         if data.clients > sum(sizes):
             raise ValueError(

@@ -24,6 +24,16 @@ BAD = {
         "regime.tau_r=0",
         "at least 1",
     ),
+    "fewer test images than classes": (
+        ["dfrost", "data.test_size=5"],
+        "data.test_size=5",
+        "at least 10",
+    ),
+    "fewer training images than classes": (
+        ["dfrost", "data.train_size=5", "data.clients=4"],
+        "data.train_size=5",
+        "at least 10",
+    ),
     "epsilon zero": (["dfrost", "merge.epsilon=0"], "merge.epsilon=0", "greater than 0"),
     "epsilon negative": (["dfrost", "merge.epsilon=-1"], "merge.epsilon=-1", "greater than 0"),
     "epsilon infinite": (["dfrost", "merge.epsilon=inf"], "merge.epsilon=inf", "finite"),
