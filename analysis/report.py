@@ -84,11 +84,11 @@ def report_all(results: store.Place, sweep: str | None = None) -> list[str]:
     """
     names = [sweep] if sweep else store.sweeps(results)
     if not names:
-        raise store.StoreError(f"{results}: no sweep is recorded here")
+        raise store.StoreError(f"{store.shown(results)}: no sweep is recorded here")
     written = []
     for name in names:
         for path in (files := report(results, name)):
-            print(path)
+            print(store.shown(path))
         written += files
     return written
 

@@ -33,20 +33,32 @@ def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
     """Return (round, payload) of the last committed round, or None.
 
     A file that is no valid state (damaged by someone else) counts as none: the run starts over.
+
+    Raises:
+        StoreError: there may be one, but it cannot be read now.
     """
     if not root:
         return None
     system, path = files.locate(_place(root, sweep, run_id))
     try:
-        with system.open_input_file(path) as source:
-            state = load(source.read())
+        with files.named(path), system.open_input_file(path) as source:
+            content = source.read()
+    except files.NotThere:
+        return None
+    try:
+        state = load(content)
         return int(state.pop("round")), state
-    except (OSError, SafetensorError, KeyError):
+    except (SafetensorError, KeyError):
         return None
 
 
 def remove(root: str, sweep: str, run_id: str) -> None:
-    """Forget a run's state, so that it starts over."""
+    """Forget a run's state, so that it starts over.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
     system, path = files.locate(_place(root, sweep, run_id))
-    if system.get_file_info(path).is_file:
-        system.delete_file(path)
+    with files.named(path):
+        if system.get_file_info(path).is_file:
+            system.delete_file(path)

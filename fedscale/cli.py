@@ -15,7 +15,7 @@ from rich.table import Table
 from fedscale import cluster
 from fedscale.config import ConfigError, parse_overrides
 from fedscale.data import catalogue, check, layouts, sources
-from fedscale.files import StoreError, check_writable
+from fedscale.files import StoreError, check_writable, join, shown
 from fedscale.options import run_command
 from fedscale.presets import METHODS, preset, scales
 
@@ -50,7 +50,7 @@ def run_(
         try:
             check_writable(results)
         except StoreError as error:
-            raise ConfigError(f"results={results}: {error}") from None
+            raise ConfigError(f"results={shown(results)}: {error}") from None
     console = Console(soft_wrap=True, highlight=False)
     if dry_run:
         for key, value in config.flat().items():
@@ -82,7 +82,7 @@ def run_(
         console.print(f"clusters: {len(chosen)}, of {sizes} devices")
     console.print(f"run_id {found.summary['run_id']}: {found.summary['status']}")
     if results:
-        console.print(f"records: {results.rstrip('/')}/runs")
+        console.print(f"records: {shown(join(results, 'runs'))}")
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -19,9 +20,18 @@ from pyarrow import fs
 
 Place: TypeAlias = "str | os.PathLike[str]"
 
+ATTEMPTS = 6
+"""Times that S3 is asked: some 25 s in all if it is silent (pyarrow's own retries: 100 s)."""
+GIVE_UP_S = 20
+"""Seconds after which Google's store is given up (its own: 15 minutes)."""
+
 
 class StoreError(RuntimeError):
     """Something cannot be written or read; one line naming the place and the reason."""
+
+
+class NotThere(StoreError):
+    """A file that would be read does not exist."""
 
 
 def join(place: Place, *names: str) -> str:
@@ -34,7 +44,8 @@ def join(place: Place, *names: str) -> str:
 def locate(place: Place) -> tuple[fs.FileSystem, str]:
     """Return the filesystem of a place and the path in it.
 
-    In a URI "%20" is a space; in a plain path it stays "%20".
+    In a URI "%20" is a space; in a plain path it stays "%20". An object store that does not answer
+    is given up within half a minute.
 
     Raises:
         StoreError: not a URI, or a filesystem that pyarrow does not know.
@@ -42,11 +53,24 @@ def locate(place: Place) -> tuple[fs.FileSystem, str]:
     text = os.fspath(place)
     if "://" not in text:
         return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
+    uri = quote(text, safe="%/:?&=+,;@#~!$'()*[]")
+    if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds=" not in uri:
+        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={GIVE_UP_S}"
     try:
-        files, path = fs.FileSystem.from_uri(quote(text, safe="%/:?&=+,;@#~!$'()*[]"))
+        files, path = fs.FileSystem.from_uri(uri)
+        if files.type_name == "s3":
+            # A URI cannot say how often to try; the form in which pyarrow pickles it can.
+            rebuild, (options,) = files.__reduce__()
+            retries = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
+            files = rebuild({**options, "retry_strategy": retries})
     except (pa.ArrowException, OSError, ImportError) as error:
-        raise StoreError(f"{text}: {one_line(error)}") from None
+        raise StoreError(f"{shown(text)}: {one_line(error)}") from None
     return files, path.rstrip("/")
+
+
+def shown(place: Place) -> str:
+    """Return a place as it may be printed: without the user and the key of a URI."""
+    return re.sub(r"://[^/?#]*@", "://", os.fspath(place))
 
 
 def put(files: fs.FileSystem, path: str, data: bytes) -> None:
@@ -106,7 +130,7 @@ def check_writable(root: Place) -> None:
             files.delete_file(probe)
     except StoreError as error:
         reason = str(error).removeprefix(f"{probe}: ")
-        raise StoreError(f"{os.fspath(root)}: cannot be written to: {reason}") from None
+        raise StoreError(f"{shown(root)}: cannot be written to: {reason}") from None
     finally:
         for path in missing:
             with contextlib.suppress(OSError):
@@ -120,7 +144,8 @@ def named(path: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         number = getattr(error, "errno", None)
-        raise StoreError(f"{path}: {os.strerror(number) if number else one_line(error)}") from None
+        kind = NotThere if isinstance(error, FileNotFoundError) else StoreError
+        raise kind(f"{path}: {os.strerror(number) if number else one_line(error)}") from None
 
 
 def one_line(error: BaseException) -> str:

@@ -21,7 +21,6 @@ are never read.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from fedscale import files
-from fedscale.files import Place, StoreError, check_writable, join, write_bytes
+from fedscale.files import Place, StoreError, check_writable, join, shown, write_bytes
 from fedscale.schemas import SCHEMAS, STATUSES, all_columns, check_names, run_table, to_table
 
 __all__ = [
@@ -46,6 +45,7 @@ __all__ = [
     "discard",
     "join",
     "load",
+    "shown",
     "sweeps",
     "write_bytes",
     "write_clusters",
@@ -73,8 +73,7 @@ def write_run(root: Place, sweep: str, record: Mapping[str, Any]) -> str:
     row = run_table({**record, "sweep": sweep})
     check_names(sweep, record["run_id"])
     system, folder = files.locate(join(root, sweep))
-    columns = all_columns(row.schema).empty_table()
-    files.put(system, f"{folder}/{_ALL_COLUMNS}", _parquet(columns))
+    _add_columns(system, f"{folder}/{_ALL_COLUMNS}", all_columns(row.schema))
     path = f"{folder}/runs/run_id={record['run_id']}/run.parquet"
     files.put(system, path, _parquet(row))
     return path
@@ -212,8 +211,24 @@ def load(
     """
     if table not in SCHEMAS:
         raise ValueError(f"table={table!r}: allowed values: {', '.join(SCHEMAS)}")
+    said = ""
+    while True:
+        try:
+            return _load(path_or_uri, table, where)
+        except (_Odd, files.NotThere) as error:
+            # While others write, a run or file may come or go between two looks at the folder.
+            if str(error) == said:
+                raise
+            said = str(error)
+
+
+class _Odd(StoreError):
+    """Files that do not belong together, or one that is not whole."""
+
+
+def _load(path_or_uri: Place, table: str, where: Mapping[str, Any] | None) -> pd.DataFrame:
     system, folder = files.locate(path_or_uri)
-    runs = _load_runs(system, folder, os.fspath(path_or_uri))
+    runs = _load_runs(system, folder, path_or_uri)
     leaves = [name for name in runs.columns if name not in SCHEMAS["runs"].names]
     joined = runs if table == "runs" else runs[["run_id", *_JOINED, *leaves]]
     columns = list(dict.fromkeys([*SCHEMAS[table].names, *joined.columns]))
@@ -270,12 +285,30 @@ def sweeps(root: Place) -> list[str]:
     ]
 
 
-def _load_runs(system: fs.FileSystem, folder: str, given: str) -> pd.DataFrame:
+def _add_columns(system: fs.FileSystem, path: str, columns: pa.Schema) -> None:
+    """Write the file of all columns if it lacks one of these, with those that it has already.
+
+    Of two writers at once one may lose a column of the other, which brings it back when it next
+    records its run.
+    """
+    try:
+        known = pq.read_schema(path, filesystem=system)
+        columns = pa.unify_schemas([known, columns])
+        if columns.equals(known):
+            return
+    except (pa.ArrowException, OSError):
+        pass  # not there, damaged, or of other types: the newest columns count
+    files.put(system, path, _parquet(columns.empty_table()))
+
+
+def _load_runs(system: fs.FileSystem, folder: str, given: Place) -> pd.DataFrame:
     found = _listed(system, f"{folder}/runs", "runs")
     if not found:
         inside = sweeps(given)
         hint = f"; sweeps in it: {', '.join(inside)}" if inside else ""
-        raise StoreError(f"{given}: not the folder of a sweep (it has no runs table){hint}")
+        raise StoreError(
+            f"{files.shown(given)}: not the folder of a sweep (it has no runs table){hint}"
+        )
     tables = _read_all(system, "runs", [(path, run_id) for path, run_id, *_ in found])
     try:
         frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
@@ -299,12 +332,12 @@ def _load_rows(
         _listed(system, f"{folder}/{table}", table), key=lambda file: (file[1], file[2], -file[3])
     ):
         if run_id not in known:
-            raise StoreError(f"{path}: there is no record of this run in {folder}/runs")
+            raise _Odd(f"{path}: there is no record of this run in {folder}/runs")
         before, covered = latest.get(run_id, ("", 0))
         if run_id not in chosen or 0 < end <= covered:
             continue
         if 0 < begin <= covered:
-            raise StoreError(f"{path}: has rounds {begin}..{covered} that {before} has too")
+            raise _Odd(f"{path}: has rounds {begin}..{covered} that {before} has too")
         latest[run_id] = (path, end)
         paths.append((path, run_id))
     tables = _read_all(system, table, paths) or [SCHEMAS[table].empty_table()]
@@ -365,7 +398,7 @@ def _read(system: fs.FileSystem, table: str, path: str, run_id: str) -> pa.Table
         if table == "runs":
             columns |= {n: data[n] for n in data.column_names if n not in schema.names}
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"{path}: not a complete Parquet file ({files.one_line(error)})") from None
+        raise _Odd(f"{path}: not a complete Parquet file ({files.one_line(error)})") from None
     return pa.table(columns)
 
 

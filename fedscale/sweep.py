@@ -150,8 +150,9 @@ class Sweep:
             plan.describe(console)
             return 0
         plan.check_storage()
-        plan.skip_completed(console)
-        tuning.execute(plan, console)
+        with plan.only_writer():
+            plan.skip_completed(console)
+            tuning.execute(plan, console)
         return self.finish(plan, console)
 
     def finish(self, plan: Any, console: Console) -> int:
@@ -164,9 +165,9 @@ class Sweep:
         mine = runs[runs["run_id"].isin(plan.run_ids) & runs["warnings"].fillna("").ne("")]
         for warning, group in mine.groupby("warnings"):
             console.print(f"warning: {len(group)} of {len(plan.run_ids)} runs: {warning}")
-        console.print(f"records: {plan.folder} (runs, rounds, clients: Parquet)")
+        console.print(f"records: {store.shown(plan.folder)} (runs, rounds, clients: Parquet)")
         for path in written:
-            console.print(f"wrote:   {path}")
+            console.print(f"wrote:   {store.shown(path)}")
         if self.advice:
             console.print(f"next:    {self.advice}")
         return 1 if (bad["status"] == "failed").any() else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedscale import checkpoint, cluster, room, store
+from fedscale import checkpoint, cluster, files, room, store
 from fedscale.config import ConfigError, RunConfig, gpu_share
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Plan:
             f"Ray at {self.address}; this machine has {cluster.cpu_count()} CPUs",
             highlight=False,
         )
-        console.print(f"records would go to {self.folder}", highlight=False)
+        console.print(f"records would go to {store.shown(self.folder)}", highlight=False)
 
     def check_storage(self) -> None:
         """Check that records can be written.
@@ -119,7 +119,33 @@ class Plan:
         try:
             store.check_writable(self.request.results)
         except store.StoreError as error:
-            raise ConfigError(f"results={self.request.results}: {error}") from None
+            raise ConfigError(f"results={store.shown(self.request.results)}: {error}") from None
+
+    @contextmanager
+    def only_writer(self) -> Iterator[None]:
+        """Hold the sweep's lock (local folders only; object stores have none).
+
+        Raises:
+            ConfigError: another sweep has it.
+        """
+        if "://" in self.request.results:
+            yield
+            return
+        from filelock import FileLock, Timeout
+
+        os.makedirs(self.folder, exist_ok=True)
+        lock = FileLock(f"{self.folder}/_lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ConfigError(
+                f"results={self.request.results}: another sweep is writing to {self.folder}; wait "
+                "for it or choose another folder"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def skip_completed(self, console: Console) -> None:
         """Leave out runs that the records hold completely; the rest starts over unless resumed."""
@@ -129,7 +155,8 @@ class Plan:
         reused = len(done & self.run_ids)
         if reused:
             console.print(
-                f"{reused} of {len(self.run_ids)} runs are complete in {self.folder} and are "
+                f"{reused} of {len(self.run_ids)} runs are complete in "
+                f"{store.shown(self.folder)} and are "
                 "reused (--fresh repeats them)"
             )
         self.grid = [(config, label) for config, label in self.grid if config.run_id not in done]
@@ -144,8 +171,7 @@ def execute(plan: Plan, console: Console) -> None:
     """Run what is left of a plan.
 
     Raises:
-        ConfigError: data or weights are missing; the cluster cannot hold a run; another sweep
-            writes to the same folder.
+        ConfigError: data or weights are missing; the cluster cannot hold a run.
     """
     searching = plan.request.search == "optuna"
     if not plan.grid and not searching:
@@ -158,7 +184,7 @@ def execute(plan: Plan, console: Console) -> None:
             problems[problem_key(config)] = load_problem(config)
     if note := cluster.elsewhere(plan.address):
         console.print(note, markup=False, highlight=False)
-    with _only_writer(plan), cluster.session(plan.address):
+    with cluster.session(plan.address):
         _run_on_ray(plan, console, searching, problems)
 
 
@@ -214,9 +240,11 @@ def _tune_run(plan: Plan, shared: Any, kind: str) -> Any:
 
     from fedscale.progress import ShowProgress
 
+    system, folder = files.locate(store.join(shared.root, plan.sweep.name))
     return tune.RunConfig(
         name=f"_tune-{kind}",
-        storage_path=store.join(shared.root, plan.sweep.name),
+        storage_path=folder,
+        storage_filesystem=system if "://" in shared.root else None,
         callbacks=[ShowProgress()],
         verbose=0,
         failure_config=tune.FailureConfig(max_failures=1),
@@ -227,6 +255,8 @@ def _grid(plan: Plan, shared: Any) -> None:
     from ray import tune
 
     points = [{"runs": [config.json_text()], "label": label} for config, label in plan.grid]
+    # A grid goes on from the records: what Tune keeps of it is never read, so seldom written.
+    _keep_every(60)
     tuner = tune.Tuner(
         _trainable(plan, shared),
         param_space={"point": tune.grid_search(points)},
@@ -236,6 +266,11 @@ def _grid(plan: Plan, shared: Any) -> None:
     tuner.fit()
 
 
+def _keep_every(seconds: int) -> None:
+    """Say how often Tune writes its state (some 25 requests to an object store each time)."""
+    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = str(seconds)
+
+
 def _search(plan: Plan, shared: Any) -> None:
     """Search with Optuna; with `resume` an unfinished search goes on."""
     import optuna
@@ -243,11 +278,16 @@ def _search(plan: Plan, shared: Any) -> None:
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    path = store.join(shared.root, plan.sweep.name, "_tune-search")
+    system, path = files.locate(store.join(shared.root, plan.sweep.name, "_tune-search"))
+    where: dict[str, Any] = {
+        "path": path,
+        "storage_filesystem": system if "://" in shared.root else None,
+    }
     trainable = _trainable(plan, shared)
-    if plan.request.resume and tune.Tuner.can_restore(path):
+    _keep_every(1)
+    if plan.request.resume and tune.Tuner.can_restore(**where):
         tuner = tune.Tuner.restore(
-            path, trainable=trainable, resume_unfinished=True, resume_errored=True
+            **where, trainable=trainable, resume_unfinished=True, resume_errored=True
         )
         tuner.fit()
         return
@@ -274,25 +314,6 @@ def _check_shared(plan: Plan, nodes: int) -> None:
             f"{nodes} nodes; allowed: a URI (s3://…, gs://…), or --shared-path if all nodes share "
             "the disk"
         )
-
-
-@contextmanager
-def _only_writer(plan: Plan) -> Iterator[None]:
-    """Hold the sweep's lock (local folders only; object stores have none)."""
-    if "://" in plan.request.results:
-        yield
-        return
-    from filelock import FileLock, Timeout
-
-    os.makedirs(plan.folder, exist_ok=True)
-    try:
-        with FileLock(f"{plan.folder}/_lock", timeout=0):
-            yield
-    except Timeout:
-        raise ConfigError(
-            f"results={plan.request.results}: another sweep is writing to {plan.folder}; wait for "
-            "it or choose another folder"
-        ) from None
 
 
 def _quiet() -> None:

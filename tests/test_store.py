@@ -86,6 +86,27 @@ def test_the_sweep_folder_as_one_dataset_stacks_the_tables(results):
     assert stacked["merge.epsilon"].sum() == pytest.approx(tables["runs"]["merge.epsilon"].sum())
 
 
+def test_the_file_of_all_columns_is_written_when_a_column_is_new(tmp_path):
+    first, path = records.config(0), tmp_path / "s" / "all-columns.parquet"
+
+    def record(config):
+        store.write_run(tmp_path, "s", records.run_record(config, "running"))
+        return path.stat().st_ino, set(pq.read_schema(path).names)
+
+    file, columns = record(first)
+    assert record(first) == (file, columns) == record(records.config(1))
+    more = records.config(2, extra=1)
+    other, wider = record(more)
+    assert other != file and wider == columns | {"merge.extra"}
+    assert record(first) == (other, wider) == record(more)
+    path.write_bytes(b"damaged")
+    assert record(first)[1] == columns and record(more)[1] == wider
+    path.unlink()
+    assert record(first)[1] == columns
+    record(records.config(3, extra="text"))
+    assert pq.read_schema(path).field("merge.extra").type == pa.string()
+
+
 def test_files_are_zstd_and_have_fixed_names(results):
     paths = sorted((results / "eps" / "rounds").rglob("*.*"))
     assert len(paths) == 15 * 3
