@@ -216,7 +216,8 @@ class RoundOrchestrator:
                 raise RuntimeError(f"the run is over: round {self.committed}")
             record = self._guarded(self._advance, self._again)
         self.seconds += time.perf_counter() - started
-        self._record("completed" if self.done else "running")
+        if self.done:
+            self._record("completed")
         return record
 
     @contextmanager

@@ -116,8 +116,16 @@ def test_resume_continues_bit_for_bit(tmp_path, keys):
         plain = frames(whole)[name]
         columns = [column for column in untimed(plain).columns]
         plain = plain[columns].where(plain[columns].notna(), np.nan)
-        pd.testing.assert_frame_equal(stored[columns], plain, check_dtype=False)
+        pd.testing.assert_frame_equal(stored[columns], plain, check_dtype=False, check_exact=True)
     assert store.completed(root, "tiny") == {c.run_id}
+
+
+def test_a_state_keeps_the_order_of_its_arrays(tmp_path):
+    """Sums over a payload's arrays go in its order; another one after a resume is another bit."""
+    state = {name: np.arange(3.0) for name in ("prompts", "head.weight", "kept.m", "head.bias")}
+    checkpoint.write(str(tmp_path), "s", "run-1", 7, state)
+    round, found = checkpoint.read(str(tmp_path), "s", "run-1")
+    assert round == 7 and list(found) == list(state)
 
 
 def test_a_damaged_state_starts_the_run_over(tmp_path):
@@ -130,6 +138,18 @@ def test_a_damaged_state_starts_the_run_over(tmp_path):
     assert again.committed == 0
     finish(again)
     assert len(store.load(tmp_path / "tiny")) == 2
+
+
+def test_the_record_of_a_run_is_written_at_its_start_and_its_end(tmp_path):
+    run = orchestrator(config(eval_every=1), str(tmp_path))
+    record = tmp_path / "tiny" / "runs" / f"run_id={run.config.run_id}" / "run.parquet"
+    begun = record.stat().st_mtime_ns
+    run.advance()
+    assert store.load(tmp_path / "tiny", "runs")["status"].tolist() == ["running"]
+    assert record.stat().st_mtime_ns == begun
+    finish(run)
+    row = store.load(tmp_path / "tiny", "runs").iloc[0]
+    assert row["status"] == "completed" and row["seconds"] > 0
 
 
 def test_divergence_names_round_and_client_and_is_recorded(tmp_path):
