@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import COLORS, canvas, finish
+from analysis.figures import COLORS, canvas, finish, sweep_curve
 from analysis.tables import describe
 
 
@@ -68,6 +68,17 @@ def cost_bars(
     for axes in panels:
         axes.set_xticks(x, [str(name) for name in names], rotation=20, ha="right")
     return finish(figure, panels[0], "", "")
+
+
+def one_shot_curve(
+    rounds: pd.DataFrame,
+    key: str,
+    *,
+    runs: pd.DataFrame | None = None,
+    order: Sequence[object] = (),
+) -> Figure:
+    """Draw accuracy, and what a client sends, against a key; arguments as `sweep_curve`'s."""
+    return sweep_curve(rounds, key, runs=runs, order=order, beside="bytes_sent")
 
 
 def prompts_curve(

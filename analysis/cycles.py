@@ -12,7 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 
-from analysis.figures import COLORS, canvas, finish
+from analysis.figures import COLORS, canvas, finish, save
+from analysis.networks import network_picture
 from analysis.report import report
 from analysis.tables import describe, text, varying_keys
 from fedscale import store
@@ -121,7 +122,9 @@ def cycles_report(key: str) -> Callable[[str, str], list[str]]:
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
         console.print(_render(table, keys))
         data = table.to_csv(index=False, float_format="%.6g").encode()
-        return [*written, store.write_bytes(results, f"figures/{sweep}_cycles.csv", data)]
+        written.append(store.write_bytes(results, f"figures/{sweep}_cycles.csv", data))
+        stem = store.join(results, "figures", f"{sweep}_network")
+        return written + save(network_picture(store.join(results, sweep)), stem)
 
     return made
 

@@ -38,6 +38,7 @@ _GREYS = ("#555555", "#999999", "#bbbbbb")
 _PANELS = (
     ("accuracy", "accuracy_mean", 100.0, "accuracy on the test set (%)"),
     ("consensus_error", "consensus_error", 1.0, "consensus error (mean W₂²)"),
+    ("bytes_sent", "bytes_sent", 1e-3, "kB sent per client and round"),
 )
 
 
@@ -58,6 +59,7 @@ def sweep_curve(
     *,
     runs: pd.DataFrame | None = None,
     order: Sequence[Any] = (),
+    beside: str = "consensus_error",
 ) -> Figure:
     """Draw accuracy and consensus error at the last measured round against a swept key.
 
@@ -70,11 +72,13 @@ def sweep_curve(
         key: the configuration key on the horizontal axis, numbers or names.
         runs: `fedscale.load(folder, "runs")`, for a complete count of runs not completed.
         order: values of the key from left to right, where they are names; () = sorted.
+        beside: what the second panel shows, "consensus_error" or "bytes_sent".
 
     Raises:
         ValueError: an unknown key, or no completed run.
     """
     table = sweep_table(rounds, key, runs=runs, order=order)
+    shown = [panel for panel in _PANELS if panel[0] in ("accuracy", beside)]
     finals = final_rounds(rounds)
     if finals.empty:
         raise ValueError("no completed run in the records: nothing to draw")
@@ -82,8 +86,8 @@ def sweep_curve(
     place = _places(table[key].dropna())
     named = any(value != where for value, where in place.items())
     figure, panels = canvas(describe(finals))
-    beside = ScaledTranslation(7 / 72, 0, figure.dpi_scale_trans)
-    for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
+    apart_by = ScaledTranslation(7 / 72, 0, figure.dpi_scale_trans)
+    for axes, (column, measure, unit, label) in zip(panels, shown, strict=True):
         lines = table.groupby(["reference", "name", *others], dropna=False)
         colors = {False: iter(cycle(COLORS)), True: iter(cycle(_GREYS))}
         apart = iter(np.linspace(-0.3, 0.3, len(lines)) if named and len(lines) > 1 else [0.0] * 99)
@@ -93,7 +97,8 @@ def sweep_curve(
             aside = next(apart)
             color = next(colors[bool(reference)])
             name = _name(group, ["name", *others], part["runs"].tolist())
-            mean, std = unit * part[column], unit * part[f"{column}_std"].fillna(0.0)
+            mean, std = unit * part[column], unit * part.get(f"{column}_std", 0 * part[column])
+            std = std.fillna(0.0)
             if part[key].isna().all():
                 low, high = (mean - std).iloc[0], (mean + std).iloc[0]
                 axes.axhline(mean.iloc[0], color=color, linestyle="--", label=name, zorder=1)
@@ -115,14 +120,14 @@ def sweep_curve(
                 markersize=4,
                 markeredgewidth=0,
                 alpha=0.4,
-                transform=axes.transData + beside,
+                transform=axes.transData + apart_by,
             )
         axes.set_ylabel(label)
         axes.set_xlabel(_label(key))
         _scale(axes, list(place.items()))
-        if column == "consensus_error" and _wide(unit * table[column]):
+        if column != "accuracy" and _wide(unit * table[column]):
             axes.set_yscale("log")
-        elif column == "consensus_error":
+        elif column != "accuracy":
             axes.set_ylim(bottom=0)
     legend = "mean ± standard deviation; faint dots: single runs" if table["runs"].max() > 1 else ""
     return finish(figure, panels[0], legend, _not_completed(table, [key, *others]))
@@ -155,7 +160,7 @@ def rounds_curve(
     named = not keys or table["name"].iloc[:swept].nunique() > 1
     shades = colormaps["viridis"](np.linspace(0.0, 0.9, max(swept, 2)))
     figure, panels = canvas(describe(done))
-    for axes, (column, measure, unit, label) in zip(panels, _PANELS, strict=True):
+    for axes, (column, measure, unit, label) in zip(panels, _PANELS[:2], strict=True):
         for index, row in enumerate(table.to_dict("records")):
             reference = bool(row["reference"])
             given = ["name", *(name for name in keys if text(row[name]))]

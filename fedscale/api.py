@@ -12,8 +12,11 @@ from fedscale import cluster, pools, room
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data.catalogue import Dataset
+from fedscale.files import StoreError
 from fedscale.orchestrator import RoundOrchestrator, Sink
+from fedscale.pools import WorkerLost
 from fedscale.problems import load_problem
+from fedscale.worker import ClientFailed, Diverged
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Run:
 
     rounds: pd.DataFrame
     clients: pd.DataFrame
+    clusters: pd.DataFrame
+    """Partitions that a run in cycles chose from; empty for the others."""
     payload: Block
     summary: dict[str, Any]
 
@@ -32,8 +37,14 @@ class _Session:
     def __init__(
         self, config: RunConfig, problem: tuple[Any], dataset: Dataset, gpus: float, sink: Sink
     ) -> None:
-        pool = pools.make(config, gpus)
-        self.run = RoundOrchestrator(config, problem[0], dataset, pool, sink)
+        self.given = (config, problem[0], dataset)
+        self.gpus, self.sink = gpus, sink
+
+    def start(self) -> bool:
+        """Prepare the run; return whether it is over. (A constructor's error loses its type.)"""
+        pool = pools.make(self.given[0], self.gpus)
+        self.run = RoundOrchestrator(*self.given, pool, self.sink)
+        return self.run.done
 
     def advance(self) -> tuple[dict[str, Any], bool]:
         return self.run.advance(), self.run.done
@@ -48,8 +59,9 @@ class _Session:
         found = Run(
             rounds=frames["rounds"],
             clients=frames["clients"],
+            clusters=frames["clusters"],
             payload=run.safe or run.payload(),
-            summary={**record, **tables["rounds"][-1]},
+            summary={**record, **run.last()},
         )
         run.pool.close()
         return found
@@ -77,6 +89,8 @@ def run(
     Raises:
         ConfigError: a layout that does not fit the machine; data or weights that are missing.
         Diverged, ClientFailed: with round, client and cause.
+        WorkerLost: too many losses of workers in a row.
+        StoreError: the records cannot be written.
     """
     if workers is not None:
         config = config.replace({"workers": workers})
@@ -98,12 +112,23 @@ def _run_on_ray(config: RunConfig, problem: Any, place: str, sink: Sink, on_meas
     # Inside a tuple a reference stays one: the workers, not the orchestrator, load the weights.
     session: Any = actor.remote(config, (ray.put(problem),), problem.dataset, share, sink)
 
+    def get(answer: Any) -> Any:
+        try:
+            return ray.get(answer)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, Diverged | ClientFailed | StoreError | WorkerLost):
+                raise error.cause from None
+            raise
+
     class Remote:
+        def start(self) -> Any:
+            return get(session.start.remote())
+
         def advance(self) -> Any:
-            return ray.get(session.advance.remote())
+            return get(session.advance.remote())
 
         def finish(self) -> Any:
-            return ray.get(session.finish.remote())
+            return get(session.finish.remote())
 
     try:
         return _walk(Remote(), on_measure)
@@ -112,7 +137,7 @@ def _run_on_ray(config: RunConfig, problem: Any, place: str, sink: Sink, on_meas
 
 
 def _walk(session: Any, on_measure: Callable[[dict[str, Any]], None] | None) -> Run:
-    over = False
+    over = session.start()
     while not over:
         record, over = session.advance()
         if on_measure is not None:

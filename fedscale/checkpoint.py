@@ -6,6 +6,8 @@ last round whose records are complete. Safetensors holds arrays and text, never 
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -26,7 +28,8 @@ def write(root: str, sweep: str, run_id: str, round: int, state: State) -> None:
         StoreError: the file cannot be written.
     """
     system, path = files.locate(_place(root, sweep, run_id))
-    files.put(system, path, save({**state, "round": np.array(round)}))
+    order = json.dumps(list(state))
+    files.put(system, path, save({**state, "round": np.array(round)}, {"order": order}))
 
 
 def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
@@ -47,9 +50,17 @@ def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
         return None
     try:
         state = load(content)
-        return int(state.pop("round")), state
-    except (SafetensorError, KeyError):
+        # Sums over a payload's arrays go in its order, which the format does not keep.
+        return int(state["round"]), {name: state[name] for name in _order(content)}
+    except (SafetensorError, KeyError, ValueError):
         return None
+
+
+def _order(content: bytes) -> list[str]:
+    """Return the names of a state's arrays in the order in which they were written."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    return list(json.loads(header["__metadata__"]["order"]))
 
 
 def remove(root: str, sweep: str, run_id: str) -> None:

@@ -59,6 +59,7 @@ def run_(
         return 0
 
     from fedscale.api import run
+    from fedscale.pools import WorkerLost
     from fedscale.worker import ClientFailed, Diverged
 
     def line(record: dict[str, Any]) -> None:
@@ -70,9 +71,15 @@ def run_(
 
     try:
         found = run(config, address=place, results=results or None, on_measure=line)
-    except (Diverged, ClientFailed, StoreError) as error:
+    except (Diverged, ClientFailed, WorkerLost, StoreError) as error:
         print(f"{config.run_id}: {error}", file=sys.stderr)
         return FAILED
+    if found.summary["warnings"]:
+        console.print(f"warning: {found.summary['warnings']}")
+    if config.cycles:
+        chosen = found.clusters.loc[found.clusters["chosen"], "clusters"].iloc[0]
+        sizes = ", ".join(str(len(members)) for members in chosen)
+        console.print(f"clusters: {len(chosen)}, of {sizes} devices")
     console.print(f"run_id {found.summary['run_id']}: {found.summary['status']}")
     if results:
         console.print(f"records: {shown(join(results, 'runs'))}")

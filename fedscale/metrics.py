@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -97,11 +98,11 @@ def disagreement(payload: Mapping[str, np.ndarray]) -> float:
     Args:
         payload: name → (M, …), what all clients train.
     """
-    return sum(
-        float(np.square(v - v.mean(axis=0, dtype=np.float64)).sum() / len(v))
-        for key, v in payload.items()
-        if key != COUNT
+    apart = (
+        np.square(v - v.mean(axis=0, dtype=np.float64)).sum() / len(v)
+        for v in (np.ascontiguousarray(v) for key, v in payload.items() if key != COUNT)
     )
+    return math.fsum(map(float, apart))
 
 
 def network(payload: Mapping[str, np.ndarray]) -> dict[str, float | None]:

@@ -10,13 +10,23 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedscale import blocks, checkpoint, formation, provenance, rows, schedule, store
+from fedscale import (
+    blocks,
+    checkpoint,
+    diagnostics,
+    formation,
+    provenance,
+    rows,
+    schedule,
+    store,
+)
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data import partition
@@ -63,6 +73,9 @@ class RoundOrchestrator:
             pool: the workers, one per block of `config.blocks()`.
             sink: where records go.
             resume: go on from the last committed round if there is one.
+
+        Raises:
+            Diverged, ClientFailed: as `advance`.
         """
         self.config, self.pool, self.sink = config, pool, sink
         self.layout = config.blocks()
@@ -72,21 +85,30 @@ class RoundOrchestrator:
         self.setups = [
             (config, problem, clients, [self.parts[c] for c in clients]) for clients in self.layout
         ]
+        self.samples = [len(part) for part in self.parts]
         self.losses = 0
-        self.facts = self._guarded(lambda: self._all("setup", self.setups))[0]
+        self.facts: dict[str, Any] = dict.fromkeys(("device", "threads", "precision"))
         self.started, self.seconds = provenance.now(), 0.0
-        self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": []}
+        self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": [], "clusters": []}
         self.committed = 0
         found = checkpoint.read(sink.root, sink.sweep, config.run_id) if resume else None
         self.safe: Block | None = None
         """All clients' payload at the last commit; None before the first."""
         if found is not None:
             self.committed, self.safe = found
-        self.clusters = (
-            self._guarded(lambda: self._clusters(dataset)) if config.regime.name == "ssdfl" else []
-        )
-        self._rewind()
-        self._record("completed" if self.done else "running")
+        self.members: list[list[int]] = []
+        """Clusters of a run in cycles."""
+        self.warnings = ""
+        with self._recorded():
+            self.facts = self._guarded(lambda: self._all("setup", self.setups))[0]
+            if config.cycles:
+                self._guarded(lambda: self._form(dataset))
+            self._rewind()
+        self._record("running")
+        if sink.root and config.cycles:
+            store.write_clusters(sink.root, sink.sweep, config.run_id, self.tables["clusters"])
+        if self.done:
+            self._record("completed")
 
     def _rewind(self) -> None:
         """Go to the state after the last commit."""
@@ -97,10 +119,9 @@ class RoundOrchestrator:
                 {key: value[c.start : c.stop] for key, value in self.safe.items()}
                 for c in self.layout
             ]
-        self.gaps: dict[int, Any] = {}
-        self.gap_rows = rows.Gaps()
-        samples = [len(part) for part in self.parts]
-        self.steps = schedule.steps(self.config, samples, self.clusters, self.committed + 1)
+        self.watched: dict[int, Any] = {}
+        self.losses_before: dict[int, list[Any]] = {}
+        self.steps = schedule.steps(self.config, self.samples, self.members, self.committed + 1)
 
     def _guarded(self, work: Callable[[], Any], again: Callable[[], Any] | None = None) -> Any:
         """Do work until no worker is lost in it; it starts over with new workers in their places.
@@ -146,12 +167,25 @@ class RoundOrchestrator:
         self._rewind()
         return self._advance()
 
-    def _clusters(self, dataset: Any) -> list[list[int]]:
-        """Form SSD-FL's clusters from the graph, the data and the clients' first gradients."""
-        first = self._ask("initial", [() for _ in self.layout])
-        found = self._all("slopes", [(block,) for block in first])
-        slopes = {key: np.concatenate([f[key] for f in found]) for key in found[0]}
-        return formation.form(self.config, dataset.train, self.parts, slopes).members
+    def _form(self, dataset: Any) -> None:
+        """Form the clusters from the graph, the data and the clients' first gradients."""
+        config, slopes = self.config, None
+        if config.regime.name == "ssdfl" or config.diagnostics:
+            first = self._ask("initial", [() for _ in self.layout])
+            found = self._all("slopes", [(block,) for block in first])
+            slopes = {key: np.concatenate([f[key] for f in found]) for key in found[0]}
+        given = (config, dataset.train, self.parts, slopes)
+        formed = formation.form(*given)
+        self.members, self.warnings = formed.members, "; ".join(formed.warnings)
+        self.tables["clusters"] = formation.records(config, formed)
+        if config.diagnostics:
+            self.bounds = diagnostics.Bounds(
+                config,
+                schedule.network(config),
+                self.members,
+                formation.numbers(*given),
+                self.samples,
+            )
 
     def _ask(
         self, method: str, arguments: Sequence[tuple[Any, ...]], returns: int = 1
@@ -177,20 +211,26 @@ class RoundOrchestrator:
             ClientFailed: a client's work raised; recorded as `failed` with its reason.
         """
         started = time.perf_counter()
-        try:
+        with self._recorded():
             if self.done:
                 raise RuntimeError(f"the run is over: round {self.committed}")
             record = self._guarded(self._advance, self._again)
+        self.seconds += time.perf_counter() - started
+        if self.done:
+            self._record("completed")
+        return record
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record what ends the run before it is raised."""
+        try:
+            yield
         except Diverged as error:
             self._record("diverged", str(error))
             raise
         except Exception as error:
             self._record("failed", f"{type(error).__name__}: {error}")
             raise
-        self.seconds += time.perf_counter() - started
-        if self.done:
-            self._record("completed")
-        return record
 
     def _advance(self) -> dict[str, Any]:
         in_flight: deque[tuple[Step, list[Any], list[Any]]] = deque()
@@ -234,10 +274,13 @@ class RoundOrchestrator:
         )
         self.blocks = [block for block, _ in answers]
         if self.config.diagnostics and self.config.cycles:
-            self.gaps[step.round] = self.pool.call(0, "gap", *self.blocks)
+            everyone = (*previous, *self.blocks)
+            self.watched[step.round] = self.pool.call(0, "watch", step, self.members, *everyone)
+            if step.train and step.restart:
+                found = self._ask("slopes", [(block,) for block in previous])
+                self.losses_before[step.round] = found
         if step.serve:
-            samples = [len(part) for part in self.parts]
-            served = self.pool.call(0, "serve", samples, *trained)
+            served = self.pool.call(0, "serve", self.samples, *trained)
             self.blocks = self._ask("adopt", [(block, served) for block in self.blocks])
         return train_stats, [stats for _, stats in answers]
 
@@ -245,9 +288,11 @@ class RoundOrchestrator:
         """Wait for a round and return its record, not yet measured."""
         trained = [self.pool.get(s) for s in train_stats if s is not None]
         row = rows.of_step(step, trained, [self.pool.get(s) for s in mix_stats])
-        if step.round in self.gaps:
-            gap = self.pool.get(self.gaps.pop(step.round))
-            row |= self.gap_rows.row(step, gap, row["rho"])
+        if step.round in self.watched:
+            slopes = [self.pool.get(s) for s in self.losses_before.pop(step.round, [])]
+            losses = np.concatenate([s["loss"] for s in slopes]) if slopes else None
+            watched = self.pool.get(self.watched.pop(step.round))
+            row |= self.bounds.row(step, watched, row["rho"], losses)
         return row
 
     def _commit(self, step: Step, made: list[dict[str, Any]]) -> dict[str, Any]:
@@ -271,7 +316,12 @@ class RoundOrchestrator:
         return made[-1]
 
     def last(self) -> dict[str, Any]:
-        """Return the `rounds` record of the last committed round (of an earlier process, maybe)."""
+        """Return the `rounds` record of the last committed round (of an earlier process, maybe).
+
+        A run of no rounds gives its chosen partition's `clusters` record.
+        """
+        if not self.config.total_steps:
+            return next(row for row in self.tables["clusters"] if row["chosen"])
         if self.tables["rounds"]:
             return self.tables["rounds"][-1]
         folder = store.join(self.sink.root, self.sink.sweep)
@@ -291,6 +341,8 @@ class RoundOrchestrator:
             "config": self.config.json_text(),
             "status": status,
             "reason": reason,
+            "warnings": self.warnings,
+            "steps": self.config.total_steps,
             "versions": provenance.versions(),
             "revision": provenance.revision(),
             "device": self.facts["device"],

@@ -109,7 +109,7 @@ METHODS: dict[str, Method] = {
 
 _OFFLINE_DATA = {
     "data.name": "offline",
-    "data.train_size": 240,
+    "data.train_size": 160,
     "data.test_size": 50,
     "backbone.name": "nano",
     "prompts.count": 4,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedscale import metrics
+from fedscale import diagnostics, metrics
 from fedscale.graphs import mixing
 from fedscale.regimes.step import Step
 
@@ -51,8 +51,7 @@ def of_step(
         "train_seconds": sum(s["seconds"] for s in trained),
         "merge_seconds": sum(s["seconds"] for s in mixed),
         **_theorem_1([s["theorem_1"] for s in mixed if s["theorem_1"]]),
-        "gap": None,
-        "gap_bound": None,
+        **dict.fromkeys(diagnostics.COLUMNS),
         "active_clients": int(step.active.sum()),
     }
 
@@ -63,25 +62,6 @@ def _theorem_1(found: Sequence[dict[str, float]]) -> dict[str, float | None]:
         f"merge_{key}": sum(f[key] * f["clients"] for f in found) / clients if clients else None
         for key in ("objective", "delta", "bound")
     }
-
-
-class Gaps:
-    """Consensus gaps of a run in cycles beside equation (32) of SSD-FL.
-
-    After q mixings the gap is at most λ₂^{q−1} of the one before them; λ₂ is the largest absolute
-    eigenvalue of W below 1, which is ρ.
-    """
-
-    def __init__(self) -> None:
-        self.start, self.mixings = 0.0, 0
-
-    def row(self, step: Step, gap: float, rho: float) -> dict[str, float | None]:
-        """Return the columns gap and gap_bound of a step."""
-        if step.train:
-            self.start, self.mixings = gap, 0
-            return {"gap": gap, "gap_bound": None}
-        self.mixings += 1
-        return {"gap": gap, "gap_bound": rho ** (self.mixings - 1) * self.start}
 
 
 def measured(found: Sequence[dict[str, Any]]) -> dict[str, Any]:

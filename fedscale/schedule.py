@@ -31,7 +31,7 @@ def steps(
     Args:
         config: the run.
         samples: training samples of each of the M clients.
-        clusters: groups of devices, for `regime.name=ssdfl`.
+        clusters: groups of devices, for a run in cycles (see `formation.form`).
         start_round: first step to return.
     """
     g, r = config.graph, config.regime
@@ -50,7 +50,7 @@ def steps(
     if config.cycles:
         return cluster.steps(
             network=network(config),
-            clusters=clusters or named_clusters(config),
+            clusters=clusters,
             cycles=config.rounds,
             tau_a=r.tau_a,
             tau_r=r.tau_r,
@@ -106,22 +106,6 @@ def network(config: RunConfig) -> nx.Graph:
         connect=g.connect,
         rng=rng,
     )
-
-
-def named_clusters(config: RunConfig) -> list[list[int]]:
-    """Return the clusters of SSD-FL's baselines: one, one per device, or random ones.
-
-    Raises:
-        ValueError: `ssdfl`, whose clusters are formed from the graph (see `form`).
-    """
-    n, name = config.data.clients, config.regime.name
-    if name in ("sdfl", "stc"):
-        return [list(range(n))]
-    if name == "pdfl":
-        return [[device] for device in range(n)]
-    if name == "cstc":
-        return cluster.random_clusters(n, seed=config.seed)
-    raise ValueError(f"regime.name={name}: clusters must be given")
 
 
 def kinds(config: RunConfig, clients: Sequence[int]) -> list[tuple[str, float, float]]:

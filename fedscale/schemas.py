@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from fedscale.files import one_line
@@ -35,8 +36,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         (_ID, "run_id!"),
         (_TEXT, "sweep! method! label! config!"),
         (_LONG, "seed!"),
-        (_TEXT, "status! reason versions revision device precision start"),
-        (_INT, "threads"),
+        (_TEXT, "status! reason warnings versions revision device precision start"),
+        (_INT, "threads steps"),
         (_FLOAT, "seconds"),
     ),
     "rounds": _schema(
@@ -48,6 +49,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         (_FLOAT, "loss consensus_error disagreement prompt_norm prompts_mean head_error rho"),
         (_LONG, "bytes_sent bytes_prompts"),
         (_FLOAT, "merge_objective merge_delta merge_bound gap gap_bound"),
+        (_FLOAT, "cluster_gap cluster_gap_bound stationarity stationarity_bound"),
         (_FLOAT, "train_seconds merge_seconds measure_seconds"),
         (_INT, "active_clients"),
     ),
@@ -59,11 +61,24 @@ SCHEMAS: dict[str, pa.Schema] = {
         (_FLOAT, "accuracy loss"),
         (_INT, "prompts"),
     ),
+    "clusters": _schema(
+        (_ID, "run_id!"),
+        (_INT, "S!"),
+        (pa.list_(pa.list_(_INT)), "clusters!"),
+        (pa.list_(_FLOAT), "conductances lower_bounds thresholds"),
+        (_FLOAT, "score"),
+        (pa.bool_(), "feasible chosen!"),
+        (pa.list_(pa.list_(_INT)), "links"),
+        (pa.list_(_TEXT), "optimizers"),
+    ),
 }
 """Columns of the tables. Accuracies are shares (0 to 1) over clients, on the global test set;
 bytes are sums over the clients of a round, seconds are summed over the workers; null = not
 measured. `label` names a reference run that the swept ones are set beside, and is "" for those.
-`round` counts the steps of a run, `cycle` the cycles of τ_a + τ_r steps (0 where there are none).
+`round` counts the steps of a run (`steps` in all), `cycle` the cycles of τ_a + τ_r steps (0 where
+there are none). `clusters` has the partitions that a run in cycles chose from, S clusters each:
+devices of every cluster, and what `graphs.clusters` says of them, null where nothing was chosen;
+beside the chosen one the network's links and the devices' kinds of optimizer, to draw it by.
 `runs` has one more column per leaf of `config` (canonical JSON), named by its dotted key."""
 
 STATUSES = ("running", "completed", "diverged", "failed")
@@ -103,7 +118,8 @@ def run_table(record: Mapping[str, Any]) -> pa.Table:
     table = to_table("runs", [record])
     if record["status"] not in STATUSES:
         raise ValueError(f"runs.status={record['status']!r}: allowed values: {', '.join(STATUSES)}")
-    taken = {*SCHEMAS["rounds"].names, *SCHEMAS["clients"].names} - {*SCHEMAS["runs"].names}
+    others = {name for table in SCHEMAS.values() for name in table.names}
+    taken = others - {*SCHEMAS["runs"].names}
     for key, value in leaves(_config(record["config"])):
         if key in taken:
             raise ValueError(f"runs.config: {key}={value!r}: the name is a column of another table")
@@ -113,8 +129,8 @@ def run_table(record: Mapping[str, Any]) -> pa.Table:
 
 
 def all_columns(runs: pa.Schema) -> pa.Schema:
-    """Return the columns of the three tables together, all of them nullable."""
-    unified = pa.unify_schemas([SCHEMAS["rounds"], SCHEMAS["clients"], runs])
+    """Return the columns of all tables together, all of them nullable."""
+    unified = pa.unify_schemas([*(SCHEMAS[name] for name in SCHEMAS if name != "runs"), runs])
     return pa.schema([field.with_nullable(True) for field in unified])
 
 
@@ -133,6 +149,11 @@ def check_names(sweep: str, run_id: str) -> None:
 
 def _value(table: str, field: pa.Field, value: Any) -> Any:
     kind: type = str
+    if value is not None and pa.types.is_list(field.type):
+        inside = field.type.value_field.with_name(field.name).with_nullable(False)
+        return [_value(table, inside, each) for each in value]
+    if pa.types.is_boolean(field.type) and isinstance(value, bool | np.bool_):
+        return bool(value)
     if pa.types.is_floating(field.type):
         kind = numbers.Real
     elif pa.types.is_integer(field.type):

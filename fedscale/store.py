@@ -3,13 +3,14 @@
     <root>/<sweep>/runs/run_id=…/run.parquet                     one row: what was run, how it ended
     <root>/<sweep>/rounds/run_id=…/rounds-00001-00005.parquet    one row per round
     <root>/<sweep>/clients/run_id=…/clients-00001-00005.parquet  one row per client, measured rounds
-    <root>/<sweep>/all-columns.parquet                           no rows, the columns of all three
+    <root>/<sweep>/clusters/run_id=…/clusters.parquet            the partitions of a run in cycles
+    <root>/<sweep>/all-columns.parquet                           no rows, the columns of all tables
 
 `root` is a folder or any URI that pyarrow knows (s3://, gs://, …). A table's folder is a Parquet
 dataset: `pandas.read_parquet("results/dfrost_eps/rounds")` needs nothing of this package, and its
 types do not depend on the data. `run_id` is in the path and in the file, there as a dictionary of
 strings, the type that pyarrow gives it from the path: the two then count as one column, and a
-file read alone has it too. The sweep's whole folder read as one dataset gives the three tables
+file read alone has it too. The sweep's whole folder read as one dataset gives the tables
 stacked, with nulls where a table has no such column (`all-columns.parquet` sorts first, and the
 first file decides the columns).
 
@@ -47,6 +48,7 @@ __all__ = [
     "shown",
     "sweeps",
     "write_bytes",
+    "write_clusters",
     "write_rounds",
     "write_run",
 ]
@@ -111,18 +113,14 @@ def write_rounds(
         raise ValueError(f"table={table!r}: allowed values: rounds, clients")
     if not 1 <= first <= last <= 99_999:
         raise ValueError(f"first={first}, last={last}: need 1 <= first <= last <= 99999")
-    data = to_table(table, [{"run_id": run_id, **row} for row in rows])
+    data = _rows(table, run_id, rows)
     seen = [row["round"] for row in rows]
     if table == "rounds" and sorted(seen) != list(range(first, last + 1)):
         raise ValueError(f"rounds: need one row for each round {first}..{last}, got {seen}")
     keys = {(row["round"], row.get("client")) for row in rows}
     if len(keys) < len(rows) or any(not first <= number <= last for number in seen):
         raise ValueError(f"{table}: a row is double or not of the rounds {first}..{last}")
-    system, folder = files.locate(join(root, sweep))
-    record = f"{folder}/runs/run_id={run_id}/run.parquet"
-    with files.named(record):
-        if system.get_file_info(record).type != fs.FileType.File:
-            raise StoreError(f"{record}: no record of this run; was the results folder removed?")
+    system, folder = _recorded(root, sweep, run_id)
     path = f"{folder}/{table}/run_id={run_id}/{table}-{first:05d}-{last:05d}.parquet"
     superseded = []
     for other, _, begin, end in _listed(system, f"{folder}/{table}/run_id={run_id}", table):
@@ -140,6 +138,41 @@ def write_rounds(
     return path
 
 
+def write_clusters(root: Place, sweep: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write the partitions of a recorded run, over earlier ones; return the path of the file.
+
+    Args:
+        root: folder or URI of the results.
+        sweep: name of the sweep.
+        run_id: a run that `write_run` has recorded.
+        rows: one mapping per partition, with every field of `SCHEMAS["clusters"]` but `run_id`.
+
+    Raises:
+        ValueError: a field is missing, unknown or of the wrong type.
+        StoreError: the run has no record, or the file cannot be written.
+    """
+    check_names(sweep, run_id)
+    data = _rows("clusters", run_id, rows)
+    system, folder = _recorded(root, sweep, run_id)
+    path = f"{folder}/clusters/run_id={run_id}/clusters.parquet"
+    files.put(system, path, _parquet(data))
+    return path
+
+
+def _rows(table: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    return to_table(table, [{"run_id": run_id, **row} for row in rows])
+
+
+def _recorded(root: Place, sweep: str, run_id: str) -> tuple[fs.FileSystem, str]:
+    """Return the sweep's filesystem and folder, if the run has a record there."""
+    system, folder = files.locate(join(root, sweep))
+    record = f"{folder}/runs/run_id={run_id}/run.parquet"
+    with files.named(record):
+        if system.get_file_info(record).type != fs.FileType.File:
+            raise StoreError(f"{record}: no record of this run; was the results folder removed?")
+    return system, folder
+
+
 def discard(root: Place, sweep: str, run_id: str) -> None:
     """Remove all records of a run, before it starts anew.
 
@@ -148,7 +181,7 @@ def discard(root: Place, sweep: str, run_id: str) -> None:
     """
     check_names(sweep, run_id)
     system, folder = files.locate(join(root, sweep))
-    for table in ("rounds", "clients", "runs"):
+    for table in ("rounds", "clients", "clusters", "runs"):
         path = f"{folder}/{table}/run_id={run_id}"
         with files.named(path):
             if system.get_file_info(path).type == fs.FileType.Directory:
@@ -164,13 +197,13 @@ def load(
 
     Args:
         path_or_uri: folder of the sweep (`results/dfrost_eps`, `s3://bucket/results/dfrost_eps`).
-        table: "rounds", "clients" or "runs".
+        table: "rounds", "clients", "runs" or "clusters".
         where: rows to keep, as column → value or list of values.
 
     Returns:
-        The table's columns; for `rounds` and `clients` also the run's label, method, seed, status,
+        The table's columns; for all but `runs` also the run's label, method, seed, status,
         precision and one column per configuration key, so that one can group by "merge.epsilon".
-        Sorted by the configuration keys that vary over the sweep, seed, round and client.
+        Sorted by the configuration keys that vary over the sweep, seed, round (S) and client.
 
     Raises:
         ValueError: an unknown table or column.
@@ -211,7 +244,7 @@ def _load(path_or_uri: Place, table: str, where: Mapping[str, Any] | None) -> pd
         return joined.reset_index(drop=True)
     frame = _load_rows(system, folder, table, set(runs["run_id"]), set(joined["run_id"]))
     order = dict(zip(joined["run_id"], range(len(joined)), strict=True))
-    keys = [name for name in ("round", "client") if name in frame.columns]
+    keys = [name for name in ("round", "client", "S") if name in SCHEMAS[table].names]
     frame = _keep(frame.assign(_order=frame["run_id"].map(order)), wanted)
     frame = frame.sort_values(["_order", *keys], kind="stable").drop(columns="_order")
     return frame.merge(joined, on="run_id", how="left")[columns]
@@ -227,10 +260,11 @@ def completed(root: Place, sweep: str) -> frozenset[str]:
     with files.named(folder):
         if system.get_file_info(f"{folder}/runs").type != fs.FileType.Directory:
             return frozenset()
-    rounds = load(join(root, sweep), "rounds", where={"status": "completed"})
-    configured = rounds.groupby("run_id")["rounds"].first()
+    place, ended = join(root, sweep), {"status": "completed"}
+    runs, rounds = load(place, "runs", ended), load(place, "rounds", ended)
     present = rounds.groupby("run_id")["round"].nunique()
-    return frozenset(configured.index[present == configured])
+    done = runs["run_id"].map(present).fillna(0) == runs["steps"]
+    return frozenset(runs.loc[done, "run_id"])
 
 
 def sweeps(root: Place) -> list[str]:
@@ -300,9 +334,9 @@ def _load_rows(
         if run_id not in known:
             raise _Odd(f"{path}: there is no record of this run in {folder}/runs")
         before, covered = latest.get(run_id, ("", 0))
-        if run_id not in chosen or end <= covered:
+        if run_id not in chosen or 0 < end <= covered:
             continue
-        if begin <= covered:
+        if 0 < begin <= covered:
             raise _Odd(f"{path}: has rounds {begin}..{covered} that {before} has too")
         latest[run_id] = (path, end)
         paths.append((path, run_id))
@@ -319,11 +353,14 @@ def _keep(frame: pd.DataFrame, wanted: Mapping[str, list[Any]]) -> pd.DataFrame:
 
 
 def _listed(system: fs.FileSystem, folder: str, table: str) -> list[tuple[str, str, int, int]]:
-    """Return (path, run_id, first, last) of the committed files below a table's folder."""
+    """Return (path, run_id, first, last) of the committed files below a table's folder.
+
+    First and last are 0 where a table has one file per run.
+    """
     with files.named(folder):
         found = system.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
-    ranged = r"run" if table == "runs" else rf"{table}-(\d{{5}})-(\d{{5}})"
-    pattern = re.compile(rf"run_id=([^/]+)/{ranged}\.parquet$")
+    name = {"runs": "run", "clusters": "clusters"}.get(table, rf"{table}-(\d{{5}})-(\d{{5}})")
+    pattern = re.compile(rf"run_id=([^/]+)/{name}\.parquet$")
     listed = []
     for info in found:
         parts = info.path.removeprefix(folder).split("/")
@@ -332,7 +369,7 @@ def _listed(system: fs.FileSystem, folder: str, table: str) -> list[tuple[str, s
         match = pattern.search(info.path)
         if match is None:
             raise StoreError(f"{info.path}: not a file of the {table} table; move it elsewhere")
-        first, last = (int(match[2]), int(match[3])) if table != "runs" else (0, 0)
+        first, last = map(int, match.groups()[1:] or (0, 0))
         listed.append((info.path, match[1], first, last))
     return sorted(listed)
 

@@ -162,6 +162,9 @@ class Sweep:
         bad = runs[~runs["status"].isin(["completed"]) & runs["run_id"].isin(plan.run_ids)]
         for _, row in bad.iterrows():
             console.print(f"{row['run_id']}: {row['status']}: {row['reason']}")
+        mine = runs[runs["run_id"].isin(plan.run_ids) & runs["warnings"].fillna("").ne("")]
+        for warning, group in mine.groupby("warnings"):
+            console.print(f"warning: {len(group)} of {len(plan.run_ids)} runs: {warning}")
         console.print(f"records: {store.shown(plan.folder)} (runs, rounds, clients: Parquet)")
         for path in written:
             console.print(f"wrote:   {store.shown(path)}")

@@ -100,26 +100,29 @@ class Trial(tune.Trainable):
         Returns:
             The metric (mean over the seeds so far), the round, the run, and whether it is over.
         """
-        if self.current is None:
-            self.current = self._orchestrator(self.waiting.pop(0))
-        orchestrator = self.current
-        before, status = orchestrator.committed, "running"
-        rounds = orchestrator.config.total_steps
+        config = self.waiting[0]
+        before, reached, status = 0, config.total_steps, "running"
         try:
-            record = orchestrator.advance() if not orchestrator.done else orchestrator.last()
-            value, over = float(record[self.shared.metric]), orchestrator.done
+            if self.current is None:
+                self.current = self._orchestrator(config)
+            run = self.current
+            before = run.committed
+            record = run.advance() if not run.done else run.last()
+            value, over = float(record[self.shared.metric]), run.done
+            reached = run.committed
         except Diverged:
             value, over, status = self.shared.penalty, True, "diverged"
         seen = [*self.scores, value]
         if over:
             self.scores.append(value)
             self.current = None
+            self.waiting.pop(0)
         return {
             self.shared.metric: sum(seen) / len(seen),
             "latest": value,
-            "run_id": orchestrator.config.run_id,
+            "run_id": config.run_id,
             "status": "completed" if over and status == "running" else status,
-            "rounds_done": (rounds if over else orchestrator.committed) - before,
+            "rounds_done": reached - before,
             "done": over and not self.waiting,
         }
 

@@ -216,7 +216,8 @@ def _run_on_ray(plan: Plan, console: Console, searching: bool, problems: dict[An
         problems={key: ray.put(problem) for key, problem in problems.items()},
     )
     runs = len(plan.grid) + plan.searched
-    rounds = runs * plan.base.total_steps
+    rounds = sum(config.total_steps for config, _ in plan.grid)
+    rounds += plan.searched * plan.base.total_steps
     with Display(console, rounds, runs, plan.sweep.metric, plan.sweep.mode) as progress:
         if plan.grid:
             _grid(plan, shared)

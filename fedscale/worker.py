@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedscale import blocks, metrics, schedule
+from fedscale import blocks, diagnostics, exchange, metrics, schedule
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data.catalogue import Split
 from fedscale.heads import deploy, describe_data, head_error, learn
 from fedscale.local import cohort, memory
 from fedscale.local.cohort import COUNT
-from fedscale.merge import mean, ot, pfpt
 from fedscale.problems import (
     Problem,
     build_learner,
@@ -198,90 +197,8 @@ class ClientWorker:
             pfpt.TooManyPrompts: a client's prompts exceed prompts.limit.
         """
         started = time.perf_counter()
-        m = self.config.merge
-        here = np.arange(self.clients.start, self.clients.stop)
-        sent = blocks.sent(self.config, own)
-        received = blocks.join(self.config.blocks(), others, sent)
-        weights = torch.as_tensor(step.weights[here])
-        merged: dict[str, torch.Tensor] = {}
-        trace: list[ot.OTMerge] = []
-        for key, value in received.items():
-            if key == "prompts" and m.name == "ot":
-                merged[key] = self._transport(step, weights != 0, here, previous, value, trace)
-            elif key.startswith("prompts") and m.name == "pfpt":
-                continue
-            else:
-                merged[key] = mean.mean_merge(weights, torch.as_tensor(value))
-        if m.name == "pfpt":
-            merged |= self._prune(step, weights != 0, own, received)
-        result = own | blocks.arrays(merged)
-        if step.order == "combine":
-            for key in merged:
-                result[key] = result[key] + (own[key] - previous[key])
-        idle = ~step.active[here]
-        if idle.any():
-            for key in merged:
-                # PFPT keeps idle clients itself; its rows may have another length than before.
-                if m.name != "pfpt" or not key.startswith("prompts"):
-                    result[key][idle] = own[key][idle]
-        return result, {
-            "bytes": blocks.message_bytes(own, sent),
-            "bytes_prompts": blocks.message_bytes(own, [k for k in sent if k == "prompts"]),
-            "theorem_1": ot.theorem_1(trace, m.epsilon, m.lam, m.sigma2),
-            "seconds": time.perf_counter() - started,
-        }
-
-    def _prune(
-        self, step: Step, support: torch.Tensor, own: Block, received: Block
-    ) -> dict[str, torch.Tensor]:
-        """Merge neighbourhoods' prompts by PFPT; pads to the largest number of survivors."""
-        prompts, counts = pfpt.merge_neighbourhoods(
-            support,
-            torch.as_tensor(received["prompts"]),
-            torch.as_tensor(received[COUNT]),
-            loops=self.config.merge.loops,
-            limit=self.config.prompts.limit,
-            seed=self.config.seed,
-            round=step.round,
-            clients=list(self.clients),
-        )
-        return {"prompts": prompts, COUNT: counts}
-
-    def _transport(
-        self,
-        step: Step,
-        support: torch.Tensor,
-        own: np.ndarray,
-        previous: Block,
-        received: np.ndarray,
-        trace: list[ot.OTMerge],
-    ) -> torch.Tensor:
-        """Merge neighbourhoods' prompts by optimal transport (eq. 6–9); `own` are own rows."""
-        watched = self.config.diagnostics
-        m = self.config.merge
-        updated = torch.as_tensor(received)
-        if m.start == "previous":
-            start = torch.as_tensor(previous["prompts"].copy())
-        elif m.start == "updated":
-            start = updated[torch.as_tensor(own)]
-        else:
-            start = ot.sample_starts(support, updated, own, seed=self.config.seed, round=step.round)
-        merged = ot.merge_neighbourhoods(
-            support,
-            updated,
-            start,
-            own,
-            epsilon=m.epsilon,
-            lam=m.lam,
-            sigma2=m.sigma2,
-            steps=m.steps,
-            schedule=m.schedule,
-            epsilon_init=m.epsilon_init,
-            tolerance=m.tolerance,
-            objective=watched,
-            trace=trace if watched else None,
-        )
-        return merged[0]
+        merged, facts = exchange.mix(self.config, self.clients, step, previous, own, others)
+        return merged, facts | {"seconds": time.perf_counter() - started}
 
     def slopes(self, block: Block) -> Block:
         """Describe every client's loss where it stands, on at most 256 of its samples.
@@ -289,6 +206,9 @@ class ClientWorker:
         Returns:
             loss (C,), gradient (C, P), and smoothness (C,): ‖∇L(θ − η g) − ∇L(θ)‖ / ‖η g‖, which
             is γ_i along the own gradient g. Zeros for clients without data.
+
+        Raises:
+            Diverged: one of them is not finite; names the client.
         """
         payload = blocks.tensors(blocks.owned(block), self.device)
         rows = [part[:SLOPE_SAMPLES] for part in self.data.rows]
@@ -312,12 +232,29 @@ class ClientWorker:
         }
         for key, value in zip(found, (losses, flat, bent), strict=True):
             found[key][here] = value.cpu().numpy()
+        for client, finite in zip(self.clients, np.isfinite(found["smoothness"]), strict=True):
+            if not finite:
+                raise Diverged(
+                    f"first gradients, client {client}: not finite within a step of "
+                    f"local.lr={eta:g}"
+                )
         return found
 
-    def gap(self, *everyone: Block) -> float:
-        """Return ‖θ − mean θ‖ over all clients and trainables, SSD-FL's consensus gap."""
-        joined = blocks.owned(blocks.join(self.config.blocks(), everyone))
-        return (metrics.disagreement(joined) * self.config.data.clients) ** 0.5
+    def watch(
+        self, step: Step, clusters: Sequence[Sequence[int]], *everyone: Block
+    ) -> dict[str, Any]:
+        """Measure a step for `diagnostics`.
+
+        Args:
+            step: the step.
+            clusters: groups of devices.
+            everyone: each worker's block in order before the step, then each one after it.
+        """
+        layout = self.config.blocks()
+        before, after = (
+            blocks.join(layout, half) for half in (everyone[: len(layout)], everyone[len(layout) :])
+        )
+        return diagnostics.watch(step, clusters, self.config.local.lr, before, after)
 
     def serve(self, samples: Sequence[int], *everyone: Block) -> Block:
         """Act as the server: return one model (leading axis 1) learnt from what all sent.

@@ -7,7 +7,7 @@ SWEEP = Sweep(
     name="dfrost_budget",
     about="Sweep the number of prompts per client.",
     methods=("dfrost", "davg_adam_pt"),
-    space={"prompts.count": Axis(grid=(1, 2, 4, 8))},
+    space={"prompts.count": Axis(grid=(2, 4, 8))},
     report=compare_report("prompts.count"),
     seeds=(0, 1),
     advice="python -m analysis.report results",

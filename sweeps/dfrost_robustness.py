@@ -9,7 +9,6 @@ SWEEP = Sweep(
     methods=("dfrost", "davg_adam_pt", "dfedavgm_pt"),
     cases={
         "undisturbed": {},
-        "links drop 0.2": {"graph.link_drop": 0.2},
         "links drop 0.4": {"graph.link_drop": 0.4},
         "twice the clients": {"data.clients": 24},
         "half take part": {"graph.participation": 0.5},

@@ -1,5 +1,6 @@
 """FedOPAL and one-shot baselines over label skew (paper: table I)."""
 
+from analysis.costs import one_shot_curve
 from analysis.report import compare_report
 from fedscale.sweep import Sweep
 
@@ -14,7 +15,9 @@ SWEEP = Sweep(
         "IID": {"data.partition": "iid"},
     },
     overrides={"data.name": "fashion", "data.train_size": 2000, "data.test_size": 0},
-    report=compare_report("case"),
+    report=compare_report(
+        "case", one_shot_curve, order=("alpha 0.01", "alpha 0.1", "alpha 1", "IID")
+    ),
     seeds=(0, 1, 2),
     advice="python -m analysis.report results",
 )

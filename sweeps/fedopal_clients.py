@@ -1,5 +1,6 @@
 """FedOPAL over the number of clients."""
 
+from analysis.costs import one_shot_curve
 from analysis.report import compare_report
 from fedscale.sweep import Axis, Sweep
 
@@ -9,7 +10,7 @@ SWEEP = Sweep(
     methods=("fedopal", "afl", "fedavg"),
     space={"data.clients": Axis(grid=(5, 10, 20, 50))},
     overrides={"data.name": "fashion", "data.train_size": 2000, "data.test_size": 0},
-    report=compare_report("data.clients"),
+    report=compare_report("data.clients", one_shot_curve),
     seeds=(0, 1, 2),
     advice="python -m analysis.report results",
 )

@@ -1,5 +1,6 @@
 """FedOPAL over the epochs of prompt training."""
 
+from analysis.costs import one_shot_curve
 from analysis.report import compare_report
 from fedscale.sweep import Axis, Sweep
 
@@ -9,7 +10,7 @@ SWEEP = Sweep(
     methods=("fedopal",),
     space={"local.epochs": Axis(grid=(1, 2, 5, 10))},
     overrides={"data.name": "fashion", "data.train_size": 2000, "data.test_size": 0},
-    report=compare_report("local.epochs"),
+    report=compare_report("local.epochs", one_shot_curve),
     seeds=(0, 1, 2),
     advice="python -m analysis.report results",
 )

@@ -1,5 +1,6 @@
 """FedOPAL over the ridge of its head (paper: table III)."""
 
+from analysis.costs import one_shot_curve
 from analysis.report import compare_report
 from fedscale.sweep import Axis, Sweep
 
@@ -9,7 +10,7 @@ SWEEP = Sweep(
     methods=("fedopal", "afl"),
     space={"head.lam": Axis(grid=(0.0, 1e-6, 1e-3, 1.0, 10.0), low=1e-6, high=10.0, log=True)},
     overrides={"data.name": "fashion", "data.train_size": 2000, "data.test_size": 0},
-    report=compare_report("head.lam"),
+    report=compare_report("head.lam", one_shot_curve),
     seeds=(0, 1, 2),
     advice="python -m analysis.report results",
 )

@@ -1,5 +1,6 @@
 """FedOPAL over the proximal weight of its prompts (paper: table III)."""
 
+from analysis.costs import one_shot_curve
 from analysis.report import compare_report
 from fedscale.sweep import Axis, Sweep
 
@@ -9,7 +10,7 @@ SWEEP = Sweep(
     methods=("fedopal",),
     space={"local.mu": Axis(grid=(0.0, 0.01, 0.1, 0.5, 1.0, 10.0), low=1e-3, high=10.0, log=True)},
     overrides={"data.name": "fashion", "data.train_size": 2000, "data.test_size": 0},
-    report=compare_report("local.mu"),
+    report=compare_report("local.mu", one_shot_curve),
     seeds=(0, 1, 2),
     advice="python -m analysis.report results",
 )

@@ -1,5 +1,6 @@
 """FedOPAL and one-shot baselines over data sets (paper: tables I and II)."""
 
+from analysis.costs import one_shot_curve
 from analysis.report import compare_report
 from fedscale.sweep import Sweep
 
@@ -14,7 +15,7 @@ SWEEP = Sweep(
     paper_cases={
         name: {"data.name": name} for name in ("cifar10", "cifar100", "svhn", "dtd", "fmnist")
     },
-    report=compare_report("case"),
+    report=compare_report("case", one_shot_curve),
     seeds=(0, 1, 2),
     advice="python -m analysis.report results",
 )

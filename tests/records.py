@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from fedscale import store
+from fedscale import diagnostics, store
 
 LABEL = "index-wise mean"
 
@@ -37,6 +37,8 @@ def run_record(config, status="completed", label="", **changes):
         "seed": config["seed"],
         "status": status,
         "reason": "",
+        "warnings": "",
+        "steps": config["rounds"],
         "versions": "{}",
         "revision": "",
         "device": "cpu",
@@ -62,7 +64,8 @@ def round_row(number, accuracy=None, error=None, **changes):
         "prompt_norm": None,
         "prompts_mean": None,
         "head_error": None,
-        **dict.fromkeys(("merge_objective", "merge_delta", "merge_bound", "gap", "gap_bound")),
+        **dict.fromkeys(("merge_objective", "merge_delta", "merge_bound")),
+        **dict.fromkeys(diagnostics.COLUMNS),
         "disagreement": None,
         "cycle": 0,
         "rho": 0.5,
@@ -88,6 +91,18 @@ def client_row(number, client, accuracy=0.5):
     }
 
 
+def clusters_row(clusters, chosen=True, **changes):
+    return {
+        "S": len(clusters),
+        "clusters": clusters,
+        **dict.fromkeys(("conductances", "lower_bounds", "thresholds", "score", "feasible")),
+        "links": [[0, 1], [2, 3], [1, 2]],
+        "optimizers": ["sgd", "prox", "momentum", "sgd"],
+        "chosen": chosen,
+        **changes,
+    }
+
+
 def write(root, sweep, config, status="completed", label="", upto=None, accuracy=0.5, error=1.0):
     """Write a run of which every second round is measured; return its run_id.
 
@@ -102,6 +117,7 @@ def write(root, sweep, config, status="completed", label="", upto=None, accuracy
         store.write_rounds(root, sweep, record["run_id"], "rounds", first, first + 1, rows)
         clients = [client_row(first + 1, k, accuracy) for k in range(4)]
         store.write_rounds(root, sweep, record["run_id"], "clients", first + 1, first + 1, clients)
+    store.write_clusters(root, sweep, record["run_id"], [clusters_row([[0, 1], [2, 3]])])
     return record["run_id"]
 
 

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from fedscale import tuning
 from fedscale.cli import cli
+from fedscale.config import ConfigError
 from fedscale.options import BAD_INPUT, run_command
 
 BAD = {
@@ -15,6 +18,22 @@ BAD = {
     "not key=value": (["dfrost", "merge.epsilon"], "merge.epsilon", "key=value"),
     "empty key": (["dfrost", "=3"], "=3", "key=value"),
     "key twice": (["dfrost", "rounds=3", "rounds=4"], "rounds=4", "twice"),
+    "no round": (["dfrost", "rounds=0"], "rounds=0", "at least 1"),
+    "score of a cycle without mixing": (
+        ["ssdfl", "regime.accept=cycle", "regime.tau_r=0"],
+        "regime.tau_r=0",
+        "at least 1",
+    ),
+    "fewer test images than classes": (
+        ["dfrost", "data.test_size=5"],
+        "data.test_size=5",
+        "at least 10",
+    ),
+    "fewer training images than classes": (
+        ["dfrost", "data.train_size=5", "data.clients=4"],
+        "data.train_size=5",
+        "at least 10",
+    ),
     "epsilon zero": (["dfrost", "merge.epsilon=0"], "merge.epsilon=0", "greater than 0"),
     "epsilon negative": (["dfrost", "merge.epsilon=-1"], "merge.epsilon=-1", "greater than 0"),
     "epsilon infinite": (["dfrost", "merge.epsilon=inf"], "merge.epsilon=inf", "finite"),
@@ -199,3 +218,15 @@ def test_bad_input_as_a_user_types_it_starts_no_ray():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "False", "2"]
     assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_of_this_machine_is_refused_on_a_cluster():
+    def check(nodes, **keys):
+        request = SimpleNamespace(**{"results": "results", "shared_path": False, **keys})
+        tuning._check_shared(SimpleNamespace(request=request), nodes)
+
+    check(1)
+    check(3, results="s3://bucket/results")
+    check(3, shared_path=True)
+    with pytest.raises(ConfigError, match=r"^results=results: .* may have 3 nodes; allowed: a URI"):
+        check(3)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from tiny_run import same
 
+from fedscale import store
+from fedscale.config import ConfigError
 from fedscale.orchestrator import RoundOrchestrator, Sink
 from fedscale.pools import InlinePool
 from fedscale.presets import METHODS, preset
@@ -187,11 +189,38 @@ def test_diagnostics_are_recorded_and_the_bounds_hold():
     for row in found.tables["rounds"]:
         assert np.isfinite(row["merge_objective"])
         assert 0 <= row["merge_delta"] <= row["merge_bound"]
-    cycles = finish(run(config("ssdfl", diagnostics=True, **{"regime.tau_r": 3})))
-    for row in cycles.tables["rounds"]:
-        assert row["gap"] >= 0
-        if row["phase"] == "inter":
-            assert row["gap"] <= row["gap_bound"] * (1 + 1e-6) + 1e-9
     plain = finish(run(config("dfrost")))
     assert same(plain.payload(), found.payload())
     assert plain.tables["rounds"][0]["merge_objective"] is None
+
+
+@pytest.mark.parametrize("method, more", [("ssdfl", {}), ("afl", {"head.restat": True})])
+def test_runs_whose_steps_are_not_rounds_are_complete(method, more, tmp_path):
+    c = config(method, **more)
+    assert c.total_steps != c.rounds
+    finish(run(c, str(tmp_path)))
+    assert store.completed(tmp_path, "tiny") == {c.run_id}
+
+
+def test_no_rounds_form_clusters_and_end(tmp_path):
+    c = config("ssdfl", rounds=0)
+    found = run(c, str(tmp_path))
+    assert found.done and found.last()["clusters"] == found.members
+    assert store.completed(tmp_path, "tiny") == {c.run_id}
+    table = store.load(tmp_path / "tiny", "clusters")
+    assert table["chosen"].sum() == 1 and (table["thresholds"].map(len) == table["S"]).all()
+    trained = run(config("ssdfl"))
+    assert trained.members == found.members, "clusters do not depend on what follows"
+    with pytest.raises(ConfigError, match=r"rounds=0: must be at least 1 when regime.name=sdfl"):
+        config("sdfl", rounds=0)
+
+
+@pytest.mark.parametrize("method", ["sdfl", "pdfl", "cstc"])
+def test_clusters_of_baselines_are_recorded(method, tmp_path):
+    c = config(method)
+    run(c, str(tmp_path))
+    row = store.load(tmp_path / "tiny", "clusters").iloc[0]
+    members = [list(each) for each in row["clusters"]]
+    assert sorted(d for each in members for d in each) == list(range(c.data.clients))
+    assert {"sdfl": 1, "pdfl": c.data.clients}.get(method, row["S"]) == row["S"] == len(members)
+    assert row["conductances"] is None and row["chosen"]

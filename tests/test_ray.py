@@ -1,12 +1,16 @@
 """The same run with 0, 1 and 2 workers, one client per worker, and what a worker's error says."""
 
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
-from tiny_run import config, untimed
+from tiny_run import config, untimed, words
 
 import fedscale
-from fedscale import cluster, room
+from fedscale import cluster, room, store
 from fedscale.config import ConfigError
 from fedscale.room import Machine
 
@@ -68,3 +72,17 @@ def test_long_temporary_folders_are_avoided(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(deep))
     found = fedscale.run(config(workers=1, rounds=1), address="local")
     assert found.summary["status"] == "completed"
+
+
+@pytest.mark.parametrize("method, where", [("dpsgd_pt", "round 1"), ("ssdfl", "first gradients")])
+def test_a_divergence_in_a_worker_is_one_line(method, where, tmp_path):
+    small = {"dpsgd_pt": words(**{"local.lr": 1e30})}
+    keys = small.get(method, ["local.lr=1e30", "rounds=1", "data.train_size=60"])
+    command = [sys.executable, "-m", "fedscale.cli", "run", method, *keys, "workers=1"]
+    places = ["--address", "local", "--results", str(tmp_path)]
+    done = subprocess.run([*command, *places], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()
+    assert len(last) == 1 and re.match(rf"{method}-s0-\w+: {where}, client 0: ", last[0])
+    row = store.load(tmp_path / "runs", "runs").iloc[0]
+    assert row["status"] == "diverged" and row["reason"].startswith(where)

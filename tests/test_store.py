@@ -17,7 +17,7 @@ import records
 from fedscale import schemas, store
 from fedscale.store import StoreError
 
-TABLES = ("runs", "rounds", "clients")
+TABLES = ("runs", "rounds", "clients", "clusters")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import networkx as nx
@@ -25,7 +24,7 @@ from fedscale.graphs.partitions import EQUAL, Part, Partitions
 from fedscale.graphs.scores import (
     Problem,
     cycle_score,
-    gram_matrix,
+    make_problem,
     stationarity_score,
     threshold,
 )
@@ -65,7 +64,7 @@ class Clusters:
             clusters (with isolated devices), and of every counted cluster its conductance Φ, the
             lower bound (1 − λ₂)/2 on it and its threshold Φ_S^min, in the order of smallest
             devices; score of the accepting rule ((28) for `first` too), feasible, chosen.
-        warnings: what a reader of the result must know, one line each; logged as well.
+        warnings: what a reader of the result must know, one line each; logged as well (info).
     """
 
     members: list[list[int]]
@@ -128,26 +127,23 @@ def form_clusters(
     """
     chosen = _rules(rule, rules)
     partitions = Partitions(graph, lazy)
-    n = partitions.devices
-    for name, each in (("labels", labels), ("samples", samples), ("optimizers", optimizers)):
-        if each is not None and len(each) != n:
-            raise ValueError(f"{name}: {len(each)} entries for {n} devices; allowed: one each")
-    divergences = None
-    if labels is not None or samples is not None:
-        divergences = heterogeneity.link_divergences(partitions.links, labels, samples)
-    problem = Problem(
-        eta=_positive("eta", eta),
-        tau_a=_count("tau_a", tau_a),
-        tau_r=_count("tau_r", tau_r) if chosen["accept"] == "cycle" else 1,
-        B=_positive("B", B),
-        gamma=_each("gamma", gamma, n),
-        loss=_each("loss", loss, n),
-        tolerance=_positive("tolerance", tolerance),
+    by_cycle = chosen["accept"] == "cycle"
+    problem = make_problem(
+        partitions,
+        labels=labels,
+        samples=samples,
+        optimizers=optimizers,
+        eta=eta,
+        tau_a=tau_a,
+        tau_r=tau_r if by_cycle else 1,
+        B=B,
+        gamma=gamma,
+        tolerance=tolerance,
+        loss=loss,
         with_tau_a=chosen["threshold"] == "with_tau_a",
         per_cluster=chosen["threshold_size"] == "cluster",
-        optimizers=optimizers,
-        divergences=divergences,
-        gram=_gram(partitions, gradients) if chosen["accept"] == "cycle" else None,
+        gradients=gradients,
+        cycle=by_cycle,
     )
     return _accept(partitions, problem, chosen, _walk(partitions, problem, chosen))
 
@@ -246,7 +242,7 @@ def _accept(
                     "positive): taken the one with the fewest clusters"
                 )
     for line in warnings:
-        log.warning("cluster formation: %s", line)
+        log.info("cluster formation: %s", line)
     for row in rows:
         row["chosen"] = row is best
     return Clusters(best["clusters"], pd.DataFrame(rows, columns=list(COLUMNS)), tuple(warnings))
@@ -263,37 +259,3 @@ def _rules(rule: str, changes: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{key}={value!r}: allowed: {', '.join(CHOICES[key])}")
         chosen[key] = value
     return chosen
-
-
-def _gram(partitions: Partitions, gradients: np.ndarray | None) -> np.ndarray:
-    if gradients is None:
-        raise ValueError("gradients=None: accept=cycle needs them, (N, P), one row per device")
-    found = np.asarray(gradients)
-    if found.ndim != 2 or len(found) != partitions.devices or not np.isfinite(found).all():
-        raise ValueError(
-            f"gradients: shape {found.shape}; allowed are finite numbers (N, P), one row for each "
-            f"of {partitions.devices} devices"
-        )
-    return gram_matrix(found, [part.devices for part in partitions.start()[0]])
-
-
-def _count(name: str, value: int) -> int:
-    if not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name}={value!r:.40}: allowed are whole numbers from 1")
-    return int(value)
-
-
-def _positive(name: str, value: float) -> float:
-    if not (isinstance(value, Real) and value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name}={value!r:.40}: allowed are finite numbers above 0")
-    return float(value)
-
-
-def _each(name: str, values: float | Sequence[float], n: int) -> np.ndarray:
-    found = np.asarray(values, dtype=np.float64)
-    if found.shape not in ((), (n,)) or not (np.isfinite(found).all() and (found >= 0).all()):
-        raise ValueError(
-            f"{name}: shape {found.shape}; allowed are finite numbers from 0, one for all or one "
-            f"for each of {n} devices"
-        )
-    return np.broadcast_to(found, (n,))

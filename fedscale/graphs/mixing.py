@@ -40,4 +40,7 @@ def mixing_factor(W: np.ndarray) -> float:
     Args:
         W: (M, M), rows and columns summing to 1.
     """
-    return float(np.linalg.norm(W - 1.0 / len(W), 2))
+    away = W - 1.0 / len(W)
+    if np.array_equal(W, W.T):
+        return float(np.abs(np.linalg.eigvalsh(away)).max())
+    return float(np.linalg.norm(away, 2))

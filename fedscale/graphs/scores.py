@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -38,6 +39,54 @@ class Problem:
     optimizers: Sequence[heterogeneity.Optimizer] | None
     divergences: np.ndarray | None
     gram: np.ndarray | None
+
+
+def make_problem(
+    partitions: Partitions,
+    *,
+    labels: Sequence[np.ndarray] | None = None,
+    samples: Sequence[np.ndarray] | None = None,
+    optimizers: Sequence[heterogeneity.Optimizer] | None = None,
+    eta: float,
+    tau_a: int,
+    tau_r: int = 1,
+    B: float,
+    gamma: float | Sequence[float],
+    tolerance: float = 10.0,
+    loss: float | Sequence[float] = math.log(10),
+    with_tau_a: bool = False,
+    per_cluster: bool = False,
+    gradients: np.ndarray | None = None,
+    cycle: bool = False,
+) -> Problem:
+    """Return the numbers of the bounds, checked; arguments as those of `form_clusters`.
+
+    With `cycle` the score (33) can be asked for; it needs the gradients.
+
+    Raises:
+        ValueError: numbers or sequences that do not fit; says what is allowed.
+    """
+    n = partitions.devices
+    for name, each in (("labels", labels), ("samples", samples), ("optimizers", optimizers)):
+        if each is not None and len(each) != n:
+            raise ValueError(f"{name}: {len(each)} entries for {n} devices; allowed: one each")
+    divergences = None
+    if labels is not None or samples is not None:
+        divergences = heterogeneity.link_divergences(partitions.links, labels, samples)
+    return Problem(
+        eta=_positive("eta", eta),
+        tau_a=_count("tau_a", tau_a),
+        tau_r=_count("tau_r", tau_r),
+        B=_positive("B", B),
+        gamma=_each("gamma", gamma, n),
+        loss=_each("loss", loss, n),
+        tolerance=_positive("tolerance", tolerance),
+        with_tau_a=with_tau_a,
+        per_cluster=per_cluster,
+        optimizers=optimizers,
+        divergences=divergences,
+        gram=_gram(partitions, gradients) if cycle else None,
+    )
 
 
 def threshold(problem: Problem, size: int, devices: int, clusters: int) -> float:
@@ -95,11 +144,7 @@ def cycle_score(problem: Problem, partitions: Partitions, parts: Sequence[Part])
         own = [part for part in parts if part.devices[0] in members]
         size = len(component.devices)
         gamma = _effective(problem, component.devices, min(part.lambda_min for part in own))
-        tops = [
-            _effective(problem, part.devices, part.lambda_min)
-            + tau_a * B * math.sqrt(len(part.devices))
-            for part in own
-        ]
+        tops = [smoothness(problem, part) for part in own]
         amplified = max(amplification(problem, partitions, part) for part in own)
         below = eta - amplified * eta * eta * (gamma + tau_a * B * math.sqrt(size)) / 2
         if below <= 0 or component.lambda2 >= 1:
@@ -131,15 +176,35 @@ def gram_matrix(gradients: np.ndarray, groups: Sequence[Sequence[int]]) -> np.nd
     return found
 
 
-def _stationarity(problem: Problem, partitions: Partitions, part: Part) -> float:
-    eta, own = problem.eta, list(part.devices)
+def stationarity_bound(
+    problem: Problem, partitions: Partitions, part: Part, loss: float, instances: int
+) -> float:
+    """Return the right-hand side of (28) for a cluster; +inf where its denominator is not positive.
 
+    Args:
+        problem: the numbers.
+        partitions: the network.
+        part: the cluster s.
+        loss: L̃_s at the start of the regime.
+        instances: training instances that the left-hand side sums over, at most τ_a.
+    """
+    eta = problem.eta
+    top = smoothness(problem, part)
+    below = eta - amplification(problem, partitions, part) * eta * eta * top / 2
+    above = loss + ALPHA * instances * eta * eta * top / 2
+    return above / below if below > 0 else math.inf
+
+
+def smoothness(problem: Problem, part: Part) -> float:
+    """Return Γ_s = γ_s^eff + τ_a·B·√N_s of a cluster, equation (29)."""
+    size = math.sqrt(len(part.devices))
+    return _effective(problem, part.devices, part.lambda_min) + problem.tau_a * problem.B * size
+
+
+def _stationarity(problem: Problem, partitions: Partitions, part: Part) -> float:
     def compute() -> float:
-        gamma = _effective(problem, own, part.lambda_min)
-        top = gamma + problem.tau_a * problem.B * math.sqrt(len(own))
-        below = eta - amplification(problem, partitions, part) * eta * eta * top / 2
-        above = float(problem.loss[own].sum()) + ALPHA * problem.tau_a * eta * eta * top / 2
-        return above / below if below > 0 else math.inf
+        loss = float(problem.loss[list(part.devices)].sum())
+        return stationarity_bound(problem, partitions, part, loss, problem.tau_a)
 
     return partitions.remembered("stationarity", part, compute)
 
@@ -163,3 +228,37 @@ def _drift(problem: Problem, partitions: Partitions, part: Part) -> float:
         return max(0.0, float(((summed @ gram[np.ix_(own, own)]) * summed).sum()))
 
     return partitions.remembered("drift", part, compute)
+
+
+def _count(name: str, value: int) -> int:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}={value!r:.40}: allowed are whole numbers from 1")
+    return int(value)
+
+
+def _positive(name: str, value: float) -> float:
+    if not (isinstance(value, Real) and value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value!r:.40}: allowed are finite numbers above 0")
+    return float(value)
+
+
+def _each(name: str, values: float | Sequence[float], n: int) -> np.ndarray:
+    found = np.asarray(values, dtype=np.float64)
+    if found.shape not in ((), (n,)) or not (np.isfinite(found).all() and (found >= 0).all()):
+        raise ValueError(
+            f"{name}: shape {found.shape}; allowed are finite numbers from 0, one for all or one "
+            f"for each of {n} devices"
+        )
+    return np.broadcast_to(found, (n,))
+
+
+def _gram(partitions: Partitions, gradients: np.ndarray | None) -> np.ndarray:
+    if gradients is None:
+        raise ValueError("gradients=None: accept=cycle needs them, (N, P), one row per device")
+    found = np.asarray(gradients)
+    if found.ndim != 2 or len(found) != partitions.devices or not np.isfinite(found).all():
+        raise ValueError(
+            f"gradients: shape {found.shape}; allowed are finite numbers (N, P), one row for each "
+            f"of {partitions.devices} devices"
+        )
+    return gram_matrix(found, [part.devices for part in partitions.start()[0]])

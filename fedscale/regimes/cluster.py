@@ -36,7 +36,7 @@ def steps(
     Args:
         network: G, on the devices 0 … N−1; fixed over the run.
         clusters: disjoint groups of devices that cover all of them.
-        cycles: K.
+        cycles: K; 0 = no step.
         tau_a: training instances per cycle, at least 1.
         tau_r: mixings per cycle, at least 0.
         eval_every: cycles between two measurements; the last cycle is always measured.
@@ -50,7 +50,7 @@ def steps(
         ValueError: at the call, not at the first step.
     """
     for name, value, least in (
-        ("rounds", cycles, 1),
+        ("rounds", cycles, 0),
         ("regime.tau_a", tau_a, 1),
         ("regime.tau_r", tau_r, 0),
         ("eval_every", eval_every, 1),

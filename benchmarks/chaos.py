@@ -1,0 +1,177 @@
+"""A sweep whose workers, trials and drivers are killed at random equals an undisturbed one.
+
+Command: python benchmarks/chaos.py
+
+One small sweep runs to its end; then the same sweep runs while SIGKILL meets, at random moments
+from a seeded stream, its client workers, its trials' actors (where orchestrators live) and its
+driver, which is started again with --resume. Every second kill waits until a file of the records
+or of the state is being written or has just appeared, and comes at once. Then the tables are
+compared, but for what a clock says, and every round must be there exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import click
+import pandas as pd
+import psutil
+from rich.console import Console
+
+import fedscale
+
+ROOT = Path(__file__).parent.parent
+SWEEP = "dfrost_eps"
+CLOCK = ["train_seconds", "merge_seconds", "measure_seconds", "start", "seconds"]
+KEYS = [
+    "rounds=8",
+    "eval_every=1",
+    "precision=float32",
+    "backbone.weights=random",
+    "data.clients=8",
+    "data.train_size=40",
+    "data.test_size=20",
+    "graph.degree=3",
+    "merge.steps=5",
+    "local.epochs=1",
+]
+NAMES = {"worker": "ray::ClientWorker", "trial": "ray::ResourceTrainable"}
+
+
+def start(results: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start the sweep in a process group of its own."""
+    words = [sys.executable, str(ROOT / "sweeps" / f"{SWEEP}.py"), "--address", "local"]
+    words += ["--results", str(results), "--seeds", "0,1", "--resume", *KEYS]
+    with log.open("ab") as sink:
+        return subprocess.Popen(words, stdout=sink, stderr=sink, start_new_session=True)
+
+
+def victims(driver: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
+    """Return the living processes of a kind below a driver."""
+    try:
+        whole = psutil.Process(driver.pid)
+        if kind == "driver":
+            return [whole]
+        below = whole.children(recursive=True)
+        return [p for p in below if " ".join(p.cmdline()).startswith(NAMES[kind])]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def await_write(results: Path, seconds: float) -> bool:
+    """Wait until a file is being written or was just renamed; False after so many seconds."""
+    seen, limit = None, time.monotonic() + seconds
+    while time.monotonic() < limit:
+        found = set()
+        for folder, _, names in os.walk(results / SWEEP):
+            if "_tune" not in folder:
+                found.update(f"{folder}/{name}" for name in names)
+        if seen is not None and found - seen:
+            return True
+        seen = found
+        time.sleep(0.001)
+    return False
+
+
+def disturb(results: Path, log: Path, kills: int, seed: int, limit: float) -> tuple[Counter, int]:
+    """Run the sweep to its end under fire.
+
+    Returns:
+        Kills by kind (and "while writing"), and how often the driver was started.
+    """
+    rng, done, starts = random.Random(seed), Counter[str](), 1
+    driver, deadline = start(results, log), time.monotonic() + limit
+    while time.monotonic() < deadline:
+        if driver.poll() is not None:
+            left = kills - done.total() + done["while writing"]
+            if driver.returncode == 0 and left <= 0 and complete(results):
+                return done, starts
+            if complete(results):
+                raise SystemExit(f"the sweep ended before {left} more kills: give fewer --kills")
+            driver, starts = start(results, log), starts + 1
+        if done.total() - done["while writing"] >= kills:
+            time.sleep(0.2)
+            continue
+        kind = rng.choices(("worker", "trial", "driver"), (6, 3, 2))[0]
+        time.sleep(rng.uniform(0.2, 1.5))
+        # Before the first runs go on there is nothing to disturb.
+        if not victims(driver, "worker"):
+            continue
+        writing = rng.random() < 0.5 and await_write(results, 3)
+        found = victims(driver, kind)
+        if found:
+            rng.choice(found).kill()
+            done[kind] += 1
+            done["while writing"] += writing
+    raise SystemExit(f"not over after {limit:.0f} s")
+
+
+def complete(results: Path) -> bool:
+    """Whether every run of the sweep is recorded as completed."""
+    try:
+        runs = fedscale.load(results / SWEEP, "runs")
+    except fedscale.StoreError:
+        return False
+    return len(runs) == RUNS and (runs["status"] == "completed").all()
+
+
+RUNS = 10
+"""Four ε and the reference, with two seeds."""
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """Return what differs between two sweeps' tables, and rounds that are there twice or never."""
+    found = []
+    for table in ("runs", "rounds", "clients"):
+        left, right = (
+            fedscale.load(place / SWEEP, table).drop(columns=CLOCK, errors="ignore")
+            for place in (a, b)
+        )
+        try:
+            pd.testing.assert_frame_equal(left, right, check_exact=True)
+        except AssertionError as error:
+            found.append(f"{table}: {' '.join(str(error).split())}")
+    for place in (a, b):
+        rows = pd.read_parquet(place / SWEEP / "rounds")
+        counts = rows.groupby(["run_id", "round"], observed=True).size()
+        if len(counts) != RUNS * 8 or (counts != 1).any():
+            found.append(f"{place.name}: {len(counts)} rounds, at most {counts.max()} times")
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--kills", default=30, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--minutes", default=20.0, show_default=True, help="Limit of the disturbed sweep.")
+def main(kills: int, seed: int, minutes: float) -> None:
+    """Run both sweeps and compare them; ends with 1 where they differ."""
+    console = Console(soft_wrap=True, highlight=False)
+    with tempfile.TemporaryDirectory(prefix="fedscale-chaos-") as folder:
+        whole, fired, log = Path(folder, "whole"), Path(folder, "fired"), Path(folder, "log")
+        if start(whole, log).wait(60 * minutes):
+            raise SystemExit(f"the undisturbed sweep failed:\n{log.read_text()}")
+        began = time.monotonic()
+        done, starts = disturb(fired, log, kills, seed, 60 * minutes)
+        kinds = ", ".join(f"{done[kind]} {kind}s" for kind in ("worker", "trial", "driver"))
+        console.print(
+            f"kills: {done.total() - done['while writing']} ({kinds}; {done['while writing']} as "
+            f"a file was written), driver started {starts} times, "
+            f"{time.monotonic() - began:.0f} s"
+        )
+        found = differences(whole, fired)
+        for line in found:
+            console.print(f"differs: {line}", markup=False)
+        rows = len(fedscale.load(fired / SWEEP))
+        console.print(f"runs, rounds, clients equal: {not found} ({RUNS} runs, {rows} rounds)")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
