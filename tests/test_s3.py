@@ -271,7 +271,17 @@ def test_a_key_in_the_uri_is_not_printed(server):
     assert "HIDDEN" not in shown
 
 
-def test_a_server_that_is_away_is_one_line():
+def test_a_server_that_is_away_is_said_in_one_line(monkeypatch):
+    monkeypatch.setattr(files, "ATTEMPTS", 1)
+    with pytest.raises(
+        StoreError, match="^s3://bucket/.*: cannot be written to: .*connect"
+    ) as found:
+        files.check_writable(place(free_port(), user="HIDDENKEY:HIDDENSECRET@"))
+    assert "\n" not in str(found.value) and "HIDDEN" not in str(found.value)
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_server_is_away_ends_before_it_starts():
     refused(place(free_port()), {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, "connect")
 
 

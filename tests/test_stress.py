@@ -107,6 +107,7 @@ def test_whichever_write_fails_nothing_is_lost(tmp_path, monkeypatch, whole, fai
     assert_whole_after_resume(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_disk_that_turns_read_only_is_one_line_and_the_run_goes_on_later(disk, whole):
     run = orchestrator(whole.config, str(disk))
     run.advance()
@@ -160,7 +161,7 @@ def writer(root, first, seconds):
 
 
 def test_a_reader_beside_two_writers_never_fails_nor_sees_half_a_file(tmp_path):
-    writers = [writer(tmp_path, first, 4) for first in (10, 20)]
+    writers = [writer(tmp_path, first, 2) for first in (10, 20)]
     looks = 0
     while any(process.poll() is None for process in writers):
         if len(list(tmp_path.glob("s/runs/*/*.parquet"))) < 2:
@@ -173,7 +174,7 @@ def test_a_reader_beside_two_writers_never_fails_nor_sees_half_a_file(tmp_path):
         store.completed(tmp_path, "s")
     turns = [int(process.communicate()[0]) for process in writers]
     assert all(process.returncode == 0 for process in writers)
-    assert looks > 3 and min(turns) > 3, (looks, turns)
+    assert looks and min(turns) > 1, (looks, turns)
     columns = pq.read_schema(tmp_path / "s" / "all-columns.parquet").names
     assert {"merge.extra10", "merge.extra20"} <= set(columns)
     assert partial(tmp_path) == []
