@@ -274,7 +274,7 @@ def test_a_key_in_the_uri_is_not_printed(server):
 def test_a_server_that_is_away_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(files, "ATTEMPTS", 1)
     with pytest.raises(
-        StoreError, match="^s3://bucket/.*: cannot be written to: .*connect"
+        StoreError, match=r"^s3://bucket/.*: cannot be written to: .*connect"
     ) as found:
         files.check_writable(place(free_port(), user="HIDDENKEY:HIDDENSECRET@"))
     assert "\n" not in str(found.value) and "HIDDEN" not in str(found.value)
