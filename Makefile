@@ -11,7 +11,7 @@ sweep: $(VENV)/ready
 	$(BIN)/python sweeps/dfrost_eps.py $(ARGS)
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 test-slow: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow $(ARGS)

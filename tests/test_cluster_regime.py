@@ -167,7 +167,7 @@ def test_a_late_stream_is_the_tail_of_a_whole_one():
     [
         ({"tau_a": 0}, "regime.tau_a=0"),
         ({"tau_r": -1}, "regime.tau_r=-1"),
-        ({"cycles": 0}, "rounds=0"),
+        ({"cycles": -1}, "rounds=-1"),
         ({"start_round": 20}, "start_round=20"),
     ],
 )
