@@ -10,6 +10,7 @@ import click
 
 from fedscale.config import ConfigError
 from fedscale.files import StoreError
+from fedscale.interrupt import STOPPED
 
 BAD_INPUT = 2
 """Exit status of bad input, before anything has started."""
@@ -125,7 +126,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
         return done.exit_code
     except (click.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
-        return 130
+        return STOPPED
     except click.ClickException as error:
         print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
         return BAD_INPUT

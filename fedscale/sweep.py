@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedscale import store
 from fedscale.config import ConfigError, RunConfig, parse_overrides
+from fedscale.interrupt import STOPPED, Stop, resume_command
 from fedscale.options import run_command, sweep_options
 from fedscale.presets import preset
 
@@ -137,7 +138,7 @@ class Sweep:
         return self.run(Request(overrides=swept, **flags))
 
     def run(self, request: Request) -> int:
-        """Run the sweep; return the process's exit status: 0, or 1 when runs failed.
+        """Run the sweep; return the process's exit status: 0, 1 when runs failed, 130 if stopped.
 
         Raises:
             ConfigError: bad input, before anything starts.
@@ -150,9 +151,18 @@ class Sweep:
             plan.describe(console)
             return 0
         plan.check_storage()
-        with plan.only_writer():
-            plan.skip_completed(console)
-            tuning.execute(plan, console)
+        stop = Stop(console)
+        try:
+            with plan.only_writer():
+                plan.skip_completed(console)
+                tuning.execute(plan, console, stop)
+        except KeyboardInterrupt:
+            stop.asked = True
+        if stop.asked:
+            done = len(store.completed(request.results, self.name) & plan.run_ids)
+            console.print(f"stopped; {done} of {plan.count} runs are complete")
+            console.print(f"go on with: {resume_command()}", markup=False)
+            return STOPPED
         return self.finish(plan, console)
 
     def finish(self, plan: Any, console: Console) -> int:

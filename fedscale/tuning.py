@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedscale import checkpoint, claim, cluster, files, room, store
 from fedscale.config import ConfigError, RunConfig, gpu_share
+from fedscale.interrupt import Stop
 
 if TYPE_CHECKING:
     from fedscale.sweep import Request, Sweep
@@ -168,8 +169,8 @@ class Plan:
                 store.discard(*where)
 
 
-def execute(plan: Plan, console: Console) -> None:
-    """Run what is left of a plan.
+def execute(plan: Plan, console: Console, stop: Stop) -> None:
+    """Run what is left of a plan, or as much as there is before it is stopped.
 
     Raises:
         ConfigError: data or weights are missing; the cluster cannot hold a run.
@@ -186,10 +187,12 @@ def execute(plan: Plan, console: Console) -> None:
     if note := cluster.elsewhere(plan.address):
         console.print(note, markup=False, highlight=False)
     with cluster.session(plan.address):
-        _run_on_ray(plan, console, searching, problems)
+        _run_on_ray(plan, console, stop, searching, problems)
 
 
-def _run_on_ray(plan: Plan, console: Console, searching: bool, problems: dict[Any, Any]) -> None:
+def _run_on_ray(
+    plan: Plan, console: Console, stop: Stop, searching: bool, problems: dict[Any, Any]
+) -> None:
     import ray
 
     from fedscale.progress import Display
@@ -220,9 +223,11 @@ def _run_on_ray(plan: Plan, console: Console, searching: bool, problems: dict[An
     rounds += plan.searched * plan.base.total_steps
     with Display(console, rounds, runs, plan.sweep.metric, plan.sweep.mode) as progress:
         if plan.grid:
-            _grid(plan, shared)
-        if searching:
-            _search(plan, shared)
+            with stop.in_order():
+                _grid(plan, shared)
+        if searching and not stop.asked:
+            with stop.in_order():
+                _search(plan, shared)
     plan.run_ids |= progress.run_ids
 
 

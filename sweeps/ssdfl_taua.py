@@ -13,7 +13,7 @@ SWEEP = Sweep(
         "mild, same SGD": {"data.labels_per_client": 3, "local.devices": "same"},
         "extreme, same SGD": {"data.labels_per_client": 1, "local.devices": "same"},
     },
-    space={"regime.tau_a": Axis(grid=(1, 3, 5))},
+    space={"regime.tau_a": Axis(grid=(1, 5))},
     report=cycles_report("regime.tau_a"),
     seeds=(0, 1, 2),
     advice="python -m analysis.report results",

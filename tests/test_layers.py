@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"seeds", "files", "keys"},
+    {"seeds", "files", "keys", "interrupt"},
     {"schemas", "provenance"},
     {"store", "graphs", "data", "models"},
     {"local", "merge", "regimes", "server", "metrics"},
