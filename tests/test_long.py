@@ -11,7 +11,7 @@ from test_sweep import run as sweep
 
 import fedscale
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def resident():
