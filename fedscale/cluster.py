@@ -27,6 +27,8 @@ QUIET = {
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # What Tune keeps is never read, so seldom written (some 25 requests to an object store).
+    "TUNE_GLOBAL_CHECKPOINT_S": "60",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }

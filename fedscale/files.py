@@ -111,6 +111,21 @@ def write_bytes(root: Place, name: str, data: bytes) -> str:
     return join(root, name)
 
 
+def read_bytes(root: Place, name: str) -> bytes | None:
+    """Return the content of the file `name` below `root`, or None where there is none.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    files, folder = locate(root)
+    path = f"{folder}/{name}"
+    with named(path):
+        if not files.get_file_info(path).is_file:
+            return None
+        with files.open_input_file(path) as source:
+            return bytes(source.read())
+
+
 def check_writable(root: Place) -> None:
     """Try to write below `root` and leave nothing behind, not even `root` if it was not there.
 

@@ -47,6 +47,8 @@ class Stop:
         if self.asked:  # Tune puts this handler back when it takes the first one
             raise KeyboardInterrupt
         self.asked = True
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN:  # Tune has not begun
+            raise KeyboardInterrupt
         self.console.print("stopping in order (Ctrl-C again stops at once) ...")
         signal.raise_signal(signal.SIGUSR1)
 

@@ -299,7 +299,8 @@ class RoundOrchestrator:
         """Measure, write the records since the last commit, then the state."""
         everyone = [tuple(self.blocks) if i == 0 else () for i in range(len(self.layout))]
         found = self._all(
-            "measure", [(b, *rest) for b, rest in zip(self.blocks, everyone, strict=True)]
+            "measure",
+            [(step.round, b, *rest) for b, rest in zip(self.blocks, everyone, strict=True)],
         )
         made[-1] |= rows.measured(found)
         clients = rows.of_clients(step, found, self.homes, self.parts)

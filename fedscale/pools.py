@@ -51,7 +51,7 @@ class RayPool:
         return self.actor.remote(self.cpus, "cuda" if self.gpus > 0 else "cpu")
 
     def _wait_for(self, indices: Iterable[int]) -> None:
-        """Wait until these workers run.
+        """Wait until these workers run; one that dies meanwhile is lost to whoever calls it.
 
         Raises:
             RuntimeError: they do not start in time; says what they ask for and what there is.
@@ -59,7 +59,7 @@ class RayPool:
         import ray
 
         ready = [self.workers[index].__ray_ready__.remote() for index in indices]
-        done, waiting = ray.wait(ready, num_returns=len(ready), timeout=self.timeout_s)
+        _, waiting = ray.wait(ready, num_returns=len(ready), timeout=self.timeout_s)
         if waiting:
             count = len(self.workers)
             self.close()
@@ -68,7 +68,6 @@ class RayPool:
                 f"did not start within {self.timeout_s:.0f} s; the cluster has "
                 f"{ray.cluster_resources()}"
             )
-        ray.get(done)
 
     def call(self, index: int, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of worker `index`; return a reference (a list if `returns` > 1)."""
@@ -79,6 +78,7 @@ class RayPool:
 
         Raises:
             WorkerLost: the worker, or one that it waited for, died.
+            ClientFailed: anything else that the worker raised.
         """
         import ray
 
@@ -90,7 +90,7 @@ class RayPool:
                 raise cause from None
             if isinstance(cause, _losses()):
                 raise WorkerLost(_first_line(cause)) from None
-            raise
+            raise ClientFailed(f"{error.function_name}: {_first_line(cause)}") from None
         except _losses() as error:
             raise WorkerLost(_first_line(error)) from None
 
@@ -140,7 +140,8 @@ def _losses() -> tuple[type[BaseException], ...]:
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def make(config: RunConfig, gpus: float) -> Pool:

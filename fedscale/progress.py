@@ -27,7 +27,8 @@ class Display:
         self.console, self.metric, self.mode = console, metric, mode
         self.total_runs, self.runs = runs, 0
         self.best: float | None = None
-        self.run_ids: set[str] = set()
+        self.reasons: dict[str, str] = {}
+        """run_id or trial → why it did not come to its end."""
         self.bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -60,9 +61,10 @@ class Display:
     def measured(self, result: dict[str, Any]) -> None:
         """Take what a trial reported of a measured round."""
         value, status = float(result["latest"]), result["status"]
-        self.run_ids.add(str(result["run_id"]))
         if status != "running":
             self.runs += 1
+        if status == "failed":
+            self.reasons[result["run_id"]] = result["reason"]
         if status == "completed" and (
             self.best is None or (value > self.best if self.mode == "max" else value < self.best)
         ):
@@ -76,9 +78,11 @@ class Display:
                 f"{self._title()}: {result['run_id']} {status}, {self.metric} {value:.4f}; {best}"
             )
 
-    def failed(self) -> None:
-        """Count a run that ended with an error."""
+    def failed(self, trial: Any) -> None:
+        """Count a run whose trial ended with an error, or was lost too often."""
         self.runs += 1
+        lines = str(trial.get_error() or "lost").strip().splitlines()
+        self.reasons[str(trial)] = lines[-1][:300]
         self.console.print(f"{self._title()}: failed; its reason follows at the end")
 
 
@@ -95,4 +99,4 @@ class ShowProgress(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Hand on a failure that Tune does not retry."""
         if Display.active is not None:
-            Display.active.failed()
+            Display.active.failed(trial)

@@ -28,13 +28,13 @@ class Axis:
     high: float = 0.0
     log: bool = False
 
-    def domain(self) -> Any:
-        """Return the Tune domain of a search: the interval, or the grid's values as choices."""
-        from ray import tune
+    def distribution(self) -> Any:
+        """Return Optuna's distribution: the interval, or the grid's values as choices."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution
 
         if self.low == self.high:
-            return tune.choice(list(self.grid))
-        return (tune.loguniform if self.log else tune.uniform)(self.low, self.high)
+            return CategoricalDistribution(list(self.grid))
+        return FloatDistribution(self.low, self.high, log=self.log)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ class Sweep:
         return self.run(Request(overrides=swept, **flags))
 
     def run(self, request: Request) -> int:
-        """Run the sweep; return the process's exit status: 0, 1 when runs failed, 130 if stopped.
+        """Run the sweep; return the process's exit status: 0, 130 if stopped, 1 when
+        runs failed or did not come to their end.
 
         Raises:
             ConfigError: bad input, before anything starts.
@@ -169,9 +170,16 @@ class Sweep:
         """Print the table, draw the figure, say where things are and what to type next."""
         written = self.report(plan.request.results, self.name)
         runs = store.load(plan.folder, "runs")
-        bad = runs[~runs["status"].isin(["completed"]) & runs["run_id"].isin(plan.run_ids)]
+        bad = runs[runs["status"].ne("completed") & runs["run_id"].isin(plan.run_ids)]
         for _, row in bad.iterrows():
-            console.print(f"{row['run_id']}: {row['status']}: {row['reason']}")
+            reason = row["reason"] or plan.reasons.pop(row["run_id"], "")
+            status = row["status"].replace("running", "unfinished, --resume goes on")
+            console.print(f"{row['run_id']}: {status}: {reason}", markup=False)
+        missing = plan.run_ids - set(runs["run_id"])
+        for name in sorted(missing):
+            console.print(f"{name}: not started, --resume goes on")
+        for name, reason in plan.reasons.items():
+            console.print(f"{name}: {reason}", markup=False)
         mine = runs[runs["run_id"].isin(plan.run_ids) & runs["warnings"].fillna("").ne("")]
         for warning, group in mine.groupby("warnings"):
             console.print(f"warning: {len(group)} of {len(plan.run_ids)} runs: {warning}")
@@ -180,4 +188,4 @@ class Sweep:
             console.print(f"wrote:   {store.shown(path)}")
         if self.advice:
             console.print(f"next:    {self.advice}")
-        return 1 if (bad["status"] == "failed").any() else 0
+        return 1 if missing or bad["status"].ne("diverged").any() else 0

@@ -15,9 +15,11 @@ from ray import tune
 
 from fedscale import pools
 from fedscale.config import RunConfig, from_json
+from fedscale.files import StoreError
 from fedscale.orchestrator import RoundOrchestrator, Sink
+from fedscale.pools import WorkerLost
 from fedscale.problems import Problem, load_problem, problem_key
-from fedscale.worker import Diverged
+from fedscale.worker import ClientFailed, Diverged
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Shared:
     sweep: str
     metric: str
     penalty: float
-    """What a diverged run reports as its metric, so that a search goes on."""
+    """What a diverged or failed run reports as its metric, so that a search goes on."""
     gpus: float
     seeds: tuple[int, ...]
     base: str
@@ -66,6 +68,7 @@ class Trial(tune.Trainable):
         self.label = point.get("label", "")
         self.waiting = self._configs(point)
         self.scores: list[float] = []
+        self.tells = True
         self.current: RoundOrchestrator | None = None
 
     def _configs(self, point: Mapping[str, Any]) -> list[RunConfig]:
@@ -98,10 +101,12 @@ class Trial(tune.Trainable):
         """Run up to the next measured round.
 
         Returns:
-            The metric (mean over the seeds so far), the round, the run, and whether it is over.
+            The metric (mean over the seeds so far), the round, the run, how it ended, whether the
+            point is over, and whether its metric is worth telling a search: not after losses of
+            processes or full disks, which say nothing of the point.
         """
         config = self.waiting[0]
-        before, reached, status = 0, config.total_steps, "running"
+        before, reached, status, reason = 0, config.total_steps, "running", ""
         try:
             if self.current is None:
                 self.current = self._orchestrator(config)
@@ -110,8 +115,10 @@ class Trial(tune.Trainable):
             record = run.advance() if not run.done else run.last()
             value, over = float(record[self.shared.metric]), run.done
             reached = run.committed
-        except Diverged:
-            value, over, status = self.shared.penalty, True, "diverged"
+        except (Diverged, ClientFailed, WorkerLost, StoreError) as error:
+            value, over, reason = self.shared.penalty, True, str(error)
+            status = "diverged" if isinstance(error, Diverged) else "failed"
+            self.tells &= isinstance(error, Diverged | ClientFailed)
         seen = [*self.scores, value]
         if over:
             self.scores.append(value)
@@ -122,6 +129,8 @@ class Trial(tune.Trainable):
             "latest": value,
             "run_id": config.run_id,
             "status": "completed" if over and status == "running" else status,
+            "reason": reason,
+            "tells": self.tells,
             "rounds_done": reached - before,
             "done": over and not self.waiting,
         }

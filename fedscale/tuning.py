@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from fedscale.config import ConfigError, RunConfig, gpu_share
 from fedscale.interrupt import Stop
 
 if TYPE_CHECKING:
+    from fedscale.search import Study
     from fedscale.sweep import Request, Sweep
 
 
@@ -31,6 +32,12 @@ class Plan:
     grid: list[tuple[RunConfig, str]]
     """(configuration, label) of every run that is known beforehand."""
     run_ids: set[str] = field(default_factory=set)
+    known: int = 0
+    """Runs that are known beforehand, reused ones included."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Run or trial → why it did not come to its end, where the records may not say it."""
+    done: frozenset[str] = frozenset()
+    """Runs that the records hold completely and that are not repeated."""
 
     @staticmethod
     def make(sweep: Sweep, request: Request) -> Plan:
@@ -55,6 +62,7 @@ class Plan:
             cluster.preflight(config, address)
         plan = Plan(sweep, request, base, address, grid)
         plan.run_ids = {config.run_id for config, _ in grid}
+        plan.known = len(plan.run_ids)
         return plan
 
     @property
@@ -72,7 +80,7 @@ class Plan:
     @property
     def count(self) -> int:
         """Runs in all, reused ones included."""
-        return len(self.run_ids) + self.searched
+        return self.known + self.searched
 
     def describe(self, console: Console) -> None:
         """Print the resolved configuration, the runs and what they will ask for."""
@@ -151,22 +159,60 @@ class Plan:
 
     def skip_completed(self, console: Console) -> None:
         """Leave out runs that the records hold completely; the rest starts over unless resumed."""
-        done = (
-            set() if self.request.fresh else store.completed(self.request.results, self.sweep.name)
-        )
-        reused = len(done & self.run_ids)
+        if not self.request.fresh:
+            self.done = store.completed(self.request.results, self.sweep.name)
+        reused = len(self.done & self.run_ids)
         if reused:
             console.print(
                 f"{reused} of {len(self.run_ids)} runs are complete in "
                 f"{store.shown(self.folder)} and are "
                 "reused (--fresh repeats them)"
             )
-        self.grid = [(config, label) for config, label in self.grid if config.run_id not in done]
+        self.grid = [(c, label) for c, label in self.grid if c.run_id not in self.done]
         for config, _ in self.grid:
-            where = (self.request.results, self.sweep.name, config.run_id)
-            if not self.request.resume or checkpoint.read(*where) is None:
-                checkpoint.remove(*where)
-                store.discard(*where)
+            self._make_ready(config)
+
+    def prepare(self, point: Mapping[str, Any]) -> None:
+        """Make the runs of a search's point ready to start, as those of the grid were."""
+        for seed in self.request.seeds:
+            config = self.base.replace({**point, "seed": seed})
+            self.run_ids.add(config.run_id)
+            if config.run_id not in self.done:
+                self._make_ready(config)
+
+    def _make_ready(self, config: RunConfig) -> None:
+        """Remove what an unfinished run left, unless it is to be resumed and can be."""
+        where = (self.request.results, self.sweep.name, config.run_id)
+        if not self.request.resume or checkpoint.read(*where) is None:
+            checkpoint.remove(*where)
+            store.discard(*where)
+
+    def study(self) -> Study:
+        """Begin the search, or go on with it.
+
+        Raises:
+            OtherSearch: the records are those of a search with other settings.
+        """
+        from fedscale.search import Study
+
+        study = Study(
+            self.folder,
+            {key: axis.distribution() for key, axis in self.sweep.space.items()},
+            self.sweep.mode,
+            self.request.seeds[0],
+            {
+                "metric": self.sweep.metric,
+                "seeds": list(self.request.seeds),
+                "configuration": self.base.flat(),
+            },
+            self.request.resume,
+        )
+        for number in study.told:
+            self.run_ids |= {
+                self.base.replace({**study.points[number], "seed": seed}).run_id
+                for seed in self.request.seeds
+            }
+        return study
 
 
 def execute(plan: Plan, console: Console, stop: Stop) -> None:
@@ -175,8 +221,9 @@ def execute(plan: Plan, console: Console, stop: Stop) -> None:
     Raises:
         ConfigError: data or weights are missing; the cluster cannot hold a run.
     """
-    searching = plan.request.search == "optuna"
-    if not plan.grid and not searching:
+    study = plan.study() if plan.request.search == "optuna" else None
+    left = 0 if study is None else plan.request.num_samples - len(study.told)
+    if not plan.grid and left <= 0:
         return
     from fedscale.problems import Problem, load_problem, problem_key
 
@@ -187,11 +234,15 @@ def execute(plan: Plan, console: Console, stop: Stop) -> None:
     if note := cluster.elsewhere(plan.address):
         console.print(note, markup=False, highlight=False)
     with cluster.session(plan.address):
-        _run_on_ray(plan, console, stop, searching, problems)
+        _run_on_ray(plan, console, stop, study if left > 0 else None, problems)
 
 
 def _run_on_ray(
-    plan: Plan, console: Console, stop: Stop, searching: bool, problems: dict[Any, Any]
+    plan: Plan,
+    console: Console,
+    stop: Stop,
+    study: Study | None,
+    problems: dict[Any, Any],
 ) -> None:
     import ray
 
@@ -218,17 +269,18 @@ def _run_on_ray(
         base=plan.base.json_text(),
         problems={key: ray.put(problem) for key, problem in problems.items()},
     )
-    runs = len(plan.grid) + plan.searched
+    searched = plan.searched - (len(study.told) * len(plan.request.seeds) if study else 0)
+    runs = len(plan.grid) + searched
     rounds = sum(config.total_steps for config, _ in plan.grid)
-    rounds += plan.searched * plan.base.total_steps
+    rounds += searched * plan.base.total_steps
     with Display(console, rounds, runs, plan.sweep.metric, plan.sweep.mode) as progress:
         if plan.grid:
             with stop.in_order():
                 _grid(plan, shared)
-        if searching and not stop.asked:
+        if study is not None and not stop.asked:
             with stop.in_order():
-                _search(plan, shared)
-    plan.run_ids |= progress.run_ids
+                _search(plan, shared, study)
+    plan.reasons = progress.reasons
 
 
 def _trainable(plan: Plan, shared: Any) -> Any:
@@ -244,6 +296,7 @@ def _trainable(plan: Plan, shared: Any) -> Any:
 def _tune_run(plan: Plan, shared: Any, kind: str) -> Any:
     from ray import tune
 
+    from fedscale.orchestrator import LOSSES
     from fedscale.progress import ShowProgress
 
     system, folder = files.locate(store.join(shared.root, plan.sweep.name))
@@ -253,7 +306,7 @@ def _tune_run(plan: Plan, shared: Any, kind: str) -> Any:
         storage_filesystem=system if "://" in shared.root else None,
         callbacks=[ShowProgress()],
         verbose=0,
-        failure_config=tune.FailureConfig(max_failures=1),
+        failure_config=tune.FailureConfig(max_failures=LOSSES),
     )
 
 
@@ -261,8 +314,6 @@ def _grid(plan: Plan, shared: Any) -> None:
     from ray import tune
 
     points = [{"runs": [config.json_text()], "label": label} for config, label in plan.grid]
-    # A grid goes on from the records: what Tune keeps of it is never read, so seldom written.
-    _keep_every(60)
     tuner = tune.Tuner(
         _trainable(plan, shared),
         param_space={"point": tune.grid_search(points)},
@@ -272,40 +323,20 @@ def _grid(plan: Plan, shared: Any) -> None:
     tuner.fit()
 
 
-def _keep_every(seconds: int) -> None:
-    """Say how often Tune writes its state (some 25 requests to an object store each time)."""
-    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = str(seconds)
-
-
-def _search(plan: Plan, shared: Any) -> None:
-    """Search with Optuna; with `resume` an unfinished search goes on."""
-    import optuna
+def _search(plan: Plan, shared: Any, study: Study) -> None:
+    """Search with Optuna until there are num_samples results."""
     from ray import tune
-    from ray.tune.search.optuna import OptunaSearch
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    system, path = files.locate(store.join(shared.root, plan.sweep.name, "_tune-search"))
-    where: dict[str, Any] = {
-        "path": path,
-        "storage_filesystem": system if "://" in shared.root else None,
-    }
-    trainable = _trainable(plan, shared)
-    _keep_every(1)
-    if plan.request.resume and tune.Tuner.can_restore(**where):
-        tuner = tune.Tuner.restore(
-            **where, trainable=trainable, resume_unfinished=True, resume_errored=True
-        )
-        tuner.fit()
-        return
-    sampler = optuna.samplers.TPESampler(seed=plan.request.seeds[0])
+    from fedscale.search import Suggestions
+
+    metric, mode = plan.sweep.metric, plan.sweep.mode
     tuner = tune.Tuner(
-        trainable,
-        param_space={key: axis.domain() for key, axis in plan.sweep.space.items()},
+        _trainable(plan, shared),
         tune_config=tune.TuneConfig(
-            search_alg=OptunaSearch(sampler=sampler),
-            metric=plan.sweep.metric,
-            mode=plan.sweep.mode,
-            num_samples=plan.request.num_samples,
+            search_alg=Suggestions(study, metric, mode, plan.prepare),
+            metric=metric,
+            mode=mode,
+            num_samples=plan.request.num_samples - len(study.told),
             reuse_actors=True,
         ),
         run_config=_tune_run(plan, shared, "search"),
@@ -324,6 +355,8 @@ def _check_shared(plan: Plan, nodes: int) -> None:
 
 def _quiet() -> None:
     """Keep from the terminal what a user cannot act on."""
-    for name in ("ray", "ray.tune", "ray.train"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Tracebacks of trials; their reasons are told at the end.
+    for name in ("ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"ray\..*")

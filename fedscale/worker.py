@@ -8,14 +8,15 @@ arguments; every random draw is keyed, so the answer is the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedscale import blocks, diagnostics, exchange, metrics, schedule
+from fedscale import blocks, diagnostics, exchange, files, metrics, schedule
 from fedscale.blocks import Block
 from fedscale.config import RunConfig
 from fedscale.data.catalogue import Split
@@ -41,6 +42,29 @@ class Diverged(RuntimeError):
 
 class ClientFailed(RuntimeError):
     """Work on a block of clients raised; names round, clients and cause."""
+
+
+def _names(clients: range) -> str:
+    return f"clients {clients.start}–{clients.stop - 1}"
+
+
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {files.one_line(error)}"
+
+
+@contextmanager
+def _named(doing: str, clients: range) -> Iterator[None]:
+    """Say of an error what was done and whose block it was.
+
+    Raises:
+        ClientFailed: something raised inside.
+    """
+    try:
+        yield
+    except (Diverged, ClientFailed):
+        raise
+    except Exception as error:
+        raise ClientFailed(f"{doing}, {_names(clients)}: {_cause(error)}") from error
 
 
 def _device_name(device: str) -> str:
@@ -69,10 +93,20 @@ class ClientWorker:
 
         Returns:
             Facts for the `runs` record: device, threads, precision.
+
+        Raises:
+            ClientFailed: the data cannot be used, or do not fit into memory.
         """
+        with _named("before round 1", clients):
+            return self._setup(config, problem, clients, rows)
+
+    def _setup(
+        self, config: RunConfig, problem: Problem, clients: range, rows: list[np.ndarray]
+    ) -> dict[str, Any]:
         precision = resolve_precision(config.precision, self.device)
         key = learner_key(config, precision)
         if key != self.key:
+            self.key = None  # until all of it is there
             self.learner = build_learner(config, problem, precision, self.device)
             everything = np.arange(len(problem.dataset.test))
             self.test_inputs = self._inputs(problem.dataset.test, everything)
@@ -102,9 +136,7 @@ class ClientWorker:
                 inputs = found.new_empty((len(rows), *found.shape[1:]))
             inputs[torch.as_tensor(positions)] = found
         if inputs is None:
-            raise ClientFailed(
-                f"clients {self.clients.start}–{self.clients.stop - 1}: none has any data"
-            )
+            raise ClientFailed(f"{_names(self.clients)}: none has any data")
         return inputs
 
     def initial(self) -> Block:
@@ -140,9 +172,20 @@ class ClientWorker:
         except Diverged:
             raise
         except Exception as error:
-            where = f"round {step.round}, clients {self.clients.start}–{self.clients.stop - 1}"
-            raise ClientFailed(f"{where}: {type(error).__name__}: {error}") from error
+            who = self._culprit(step, block, active)
+            raise ClientFailed(f"round {step.round}, {who}: {_cause(error)}") from error
         return trained, {"loss": loss, "seconds": time.perf_counter() - started}
+
+    def _culprit(self, step: Step, block: Block, active: np.ndarray) -> str:
+        """Return whose training raises on its own, or the whole block's clients."""
+        for index in np.flatnonzero(active):
+            try:
+                self._train(step, block, np.arange(len(active)) == index)
+            except Diverged:
+                continue
+            except Exception:
+                return f"client {self.clients[index]}"
+        return _names(self.clients)
 
     def _train(self, step: Step, block: Block, active: np.ndarray) -> tuple[Block, np.ndarray]:
         if not step.train:
@@ -194,10 +237,11 @@ class ClientWorker:
             without diagnostics, "seconds": float}.
 
         Raises:
-            pfpt.TooManyPrompts: a client's prompts exceed prompts.limit.
+            ClientFailed: the merge raised; for one, a client's prompts exceed prompts.limit.
         """
         started = time.perf_counter()
-        merged, facts = exchange.mix(self.config, self.clients, step, previous, own, others)
+        with _named(f"round {step.round}, mixing", self.clients):
+            merged, facts = exchange.mix(self.config, self.clients, step, previous, own, others)
         return merged, facts | {"seconds": time.perf_counter() - started}
 
     def slopes(self, block: Block) -> Block:
@@ -271,10 +315,11 @@ class ClientWorker:
         count = len(self.clients)
         return own | {key: np.repeat(value, count, axis=0) for key, value in served.items()}
 
-    def measure(self, own: Block, *everyone: Block) -> dict[str, Any]:
+    def measure(self, round: int, own: Block, *everyone: Block) -> dict[str, Any]:
         """Measure every client of the block on the whole test set.
 
         Args:
+            round: its number, for errors.
             own: the worker's block.
             everyone: all blocks in order, given to one worker, which also measures the network.
 
@@ -285,6 +330,12 @@ class ClientWorker:
             `heads.head_error`); None where undefined.
         """
         started = time.perf_counter()
+        with _named(f"round {round}, measuring", self.clients):
+            found = self._measure(own, everyone)
+        found["seconds"] = time.perf_counter() - started
+        return found
+
+    def _measure(self, own: Block, everyone: Sequence[Block]) -> dict[str, Any]:
         config, clients = self.config, self.config.data.clients
         joined = blocks.join(config.blocks(), everyone) if everyone else own
         whole = deploy(config, joined, clients)
@@ -299,7 +350,6 @@ class ClientWorker:
                 average = deploy(config, blocks.average(joined), clients)
                 found["head_error"] = head_error(whole, average)
                 found["averaged"] = float(self._evaluate(average)["accuracy"][0])
-        found["seconds"] = time.perf_counter() - started
         return found
 
     def _evaluate(self, block: Block) -> dict[str, Any]:

@@ -19,12 +19,12 @@ LAYERS = [
     {"worker", "cluster", "room"},
     {"pools"},
     {"orchestrator"},
-    {"api", "trial", "progress", "options"},
+    {"api", "trial", "progress", "options", "search"},
     {"tuning", "sweep"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-RAY = {"pools", "cluster", "room", "api", "trial", "progress", "tuning", "sweep"}
+RAY = {"pools", "cluster", "room", "api", "trial", "progress", "search", "tuning", "sweep"}
 
 
 def modules():

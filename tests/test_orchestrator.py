@@ -6,9 +6,11 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from tiny_run import config, finish, orchestrator, problem, same, untimed, words
 
-from fedscale import api, checkpoint, store
+from fedscale import api, checkpoint, exchange, store
+from fedscale.local import cohort
 from fedscale.worker import ClientFailed, Diverged
 
 
@@ -162,13 +164,60 @@ def test_divergence_names_round_and_client_and_is_recorded(tmp_path):
     assert store.completed(str(tmp_path), "tiny") == frozenset()
 
 
-def test_a_failing_client_names_round_clients_and_cause(tmp_path):
+def test_a_failing_client_names_round_client_and_cause(tmp_path):
     run = orchestrator(config(), str(tmp_path))
-    run.pool.workers[0].data.labels[:] = 10_000
-    with pytest.raises(ClientFailed, match=r"round 1, clients 0–7: \w+"):
+    data = run.pool.workers[0].data
+    data.labels[data.rows[5][3]] = 10_000
+    with pytest.raises(ClientFailed, match=r"^round 1, client 5: IndexError: Target 10000"):
         finish(run)
     row = store.load(tmp_path / "tiny", "runs").iloc[0]
-    assert row["status"] == "failed" and "round 1" in row["reason"]
+    assert row["status"] == "failed" and "round 1, client 5" in row["reason"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")])
+@pytest.mark.parametrize("limit", [1, 3])
+def test_out_of_memory_names_round_and_clients(tmp_path, monkeypatch, error, limit):
+    run, whole = orchestrator(config(), str(tmp_path)), cohort.train
+    run.advance()
+
+    def tight(*args, active, **kwargs):
+        if active[2] and active.sum() >= limit:
+            raise error
+        return whole(*args, active=active, **kwargs)
+
+    monkeypatch.setattr(cohort, "train", tight)
+    who = "client 2" if limit == 1 else "clients 0–7"
+    with pytest.raises(ClientFailed, match=rf"^round 3, {who}: (OutOf)?Memory"):
+        finish(run)
+    row = store.load(tmp_path / "tiny", "runs").iloc[0]
+    assert row["status"] == "failed" and "\n" not in row["reason"]
+    assert store.load(tmp_path / "tiny")["round"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("doing", ["mixing", "measuring"])
+def test_errors_outside_of_training_name_round_and_clients(doing, monkeypatch, tmp_path):
+    run = orchestrator(config(), str(tmp_path))
+
+    def broken(*args):
+        raise MemoryError
+
+    what = (exchange, "mix") if doing == "mixing" else (run.pool.workers[0], "_evaluate")
+    monkeypatch.setattr(*what, broken)
+    number = 1 if doing == "mixing" else 2
+    with pytest.raises(ClientFailed, match=rf"^round {number}, {doing}, clients 0–7: MemoryError"):
+        finish(run)
+    assert store.load(tmp_path / "tiny", "runs")["status"].tolist() == ["failed"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_images_that_are_not_finite_make_the_run_diverge_and_name_the_client(value, tmp_path):
+    run = orchestrator(config(), str(tmp_path))
+    data = run.pool.workers[0].data
+    data.inputs[data.rows[5][0]] = value
+    with pytest.raises(Diverged, match=r"^round 1, client 5: loss nan"):
+        finish(run)
+    row = store.load(tmp_path / "tiny", "runs").iloc[0]
+    assert row["status"] == "diverged" and "client 5" in row["reason"]
 
 
 def test_fresh_processes_give_the_same_tables(tmp_path):
