@@ -12,7 +12,7 @@ from analysis.report import compare_report
 from fedscale import problems
 from fedscale.sweep import Axis, Request, Sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SMALL = {**KEYS, "rounds": 2, "eval_every": 1}
 WILD = {"local.optimizer": "sgd", "local.lr": 1e30}

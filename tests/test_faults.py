@@ -16,11 +16,11 @@ from tiny_run import untimed, words
 
 import fedscale
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "sweeps" / "dfrost_eps.py")
-KEYS = words(rounds=12, eval_every=1)
+KEYS = words(rounds=6, eval_every=1)
 
 
 def command(results, *flags, keys=KEYS):
@@ -29,7 +29,7 @@ def command(results, *flags, keys=KEYS):
 
 
 def run(words):
-    return subprocess.run(words, capture_output=True, text=True, timeout=280)
+    return subprocess.run(words, capture_output=True, text=True, timeout=600)
 
 
 def start(words):
@@ -39,7 +39,7 @@ def start(words):
     )
 
 
-def await_rounds(results, count, limit=200):
+def await_rounds(results, count, limit=400):
     end = time.monotonic() + limit
     while len(list(results.glob("*/rounds/*/*.parquet"))) < count:
         assert time.monotonic() < end, f"no {count} rounds within {limit} s"
@@ -66,15 +66,15 @@ def whole(tmp_path_factory):
 
 def test_ctrl_c_once_ends_in_order_and_the_command_it_prints_goes_on(whole, tmp_path):
     sweep = start(command(tmp_path))
-    await_rounds(tmp_path, 15)
+    await_rounds(tmp_path, 9)
     os.killpg(sweep.pid, signal.SIGINT)
-    said, errors = sweep.communicate(timeout=60)
+    said, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == 130 and errors == ""
     assert "stopping in order (Ctrl-C again stops at once)" in said and "5 runs are" in said
     rest = shlex.split(said.split("go on with: ")[1])
     assert rest[0] == "python" and rest[-1] == "--resume"
     before = len(list(tmp_path.glob("*/rounds/*/*.parquet")))
-    assert 15 <= before < 5 * 12
+    assert 9 <= before < 5 * 6
     again = run([sys.executable, *rest[1:]])
     assert again.returncode == 0, again.stderr
     same_tables(whole, tmp_path)
@@ -87,7 +87,7 @@ def test_ctrl_c_twice_stops_at_once(tmp_path):
     os.killpg(sweep.pid, signal.SIGINT)
     time.sleep(0.3)
     os.killpg(sweep.pid, signal.SIGINT)
-    said, errors = sweep.communicate(timeout=60)
+    said, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == 130 and errors == ""
     assert "go on with: python" in said
     assert not psutil.wait_procs(started, timeout=20)[1]
@@ -98,7 +98,7 @@ def test_ctrl_c_before_anything_ran_stops(tmp_path):
     while not (tmp_path / "dfrost_eps" / "_lock").exists():
         time.sleep(0.01)
     os.killpg(sweep.pid, signal.SIGINT)
-    said, errors = sweep.communicate(timeout=60)
+    said, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == 130 and errors == ""
     assert "0 of 5 runs are complete" in said and "go on with: python" in said
 
@@ -106,11 +106,11 @@ def test_ctrl_c_before_anything_ran_stops(tmp_path):
 def test_a_search_goes_on_after_its_driver_is_killed_again_and_again(tmp_path):
     flags = ["--search", "optuna", "--num-samples", "5", "--workers", "0"]
     alone = f"cpus_per_worker={len(os.sched_getaffinity(0))}"  # one trial at a time
-    keys = [*words(rounds=6, eval_every=1), alone]
+    keys = [*words(rounds=4, eval_every=1), alone]
     done = run(command(tmp_path / "whole", *flags, keys=keys))
     assert done.returncode == 0, done.stderr
     fired = tmp_path / "fired"
-    for count in (3, 14, 22):
+    for count in (2, 9, 15):
         sweep = start(command(fired, *flags, "--resume", keys=keys))
         await_rounds(fired, count)
         sweep.kill()
@@ -135,7 +135,7 @@ def test_a_run_whose_workers_always_die_fails_with_the_reason_and_the_sweep_goes
     whole, tmp_path
 ):
     sweep = start(command(tmp_path))
-    failed, end = [], time.monotonic() + 200
+    failed, end = [], time.monotonic() + 400
     while not failed and time.monotonic() < end:
         for process in below(sweep):
             try:
@@ -146,7 +146,7 @@ def test_a_run_whose_workers_always_die_fails_with_the_reason_and_the_sweep_goes
         if list(tmp_path.glob("*/runs/*/*.parquet")):
             runs = fedscale.load(tmp_path / "dfrost_eps", "runs")
             failed = runs.loc[runs["status"] == "failed", "run_id"].tolist()
-    said, errors = sweep.communicate(timeout=280)
+    said, errors = sweep.communicate(timeout=600)
     runs = fedscale.load(tmp_path / "dfrost_eps", "runs").set_index("run_id")
     assert len(failed) == 1 and sweep.returncode == 1 and errors == ""
     reason = runs.loc[failed[0], "reason"]
@@ -159,12 +159,12 @@ def test_a_run_whose_workers_always_die_fails_with_the_reason_and_the_sweep_goes
 
 def test_a_trial_whose_process_is_killed_twice_comes_to_its_end(whole, tmp_path):
     sweep = start(command(tmp_path))
-    for count in (2, 6):
+    for count in (2, 5):
         await_rounds(tmp_path, count)
         trials = [p for p in below(sweep) if "ray::ResourceTrainable" in " ".join(p.cmdline())]
         for trial in trials:
             trial.kill()
         psutil.wait_procs(trials, timeout=20)
-    said, errors = sweep.communicate(timeout=280)
+    said, errors = sweep.communicate(timeout=600)
     assert sweep.returncode == 0, said + errors
     same_tables(whole, tmp_path)

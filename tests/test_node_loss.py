@@ -12,7 +12,7 @@ from fedscale import cluster
 from fedscale.progress import Display
 from fedscale.sweep import Request, Sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SMALL = {"object_store_memory": 100_000_000, "include_dashboard": False}
 SOON = {
