@@ -4,13 +4,16 @@ Command: python benchmarks/chaos.py
 
 One small sweep runs to its end; then the same sweep runs while SIGKILL meets, at random moments
 from a seeded stream, its client workers, its trials' actors (where orchestrators live) and its
-driver, which is started again with --resume. Every second kill waits until a file of the records
-or of the state is being written or has just appeared, and comes at once. Then the tables are
-compared, but for what a clock says, and every round must be there exactly once.
+driver, alone or with all processes below it, which is started again with --resume. Every second
+kill waits until a file of the records or of the state is being written or has just appeared, and
+comes at once; some come before anything was committed since the last one, so that what starts
+again is killed too. Then the tables are compared, but for what a clock says, and every round must
+be there exactly once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -30,8 +33,11 @@ import fedscale
 ROOT = Path(__file__).parent.parent
 SWEEP = "dfrost_eps"
 CLOCK = ["train_seconds", "merge_seconds", "measure_seconds", "start", "seconds"]
+ROUNDS = 20
+RUNS = 10
+"""Four ε and the reference, with two seeds."""
 KEYS = [
-    "rounds=8",
+    f"rounds={ROUNDS}",
     "eval_every=1",
     "precision=float32",
     "backbone.weights=random",
@@ -42,22 +48,23 @@ KEYS = [
     "merge.steps=5",
     "local.epochs=1",
 ]
+KINDS = ("worker", "trial", "driver", "whole tree")
 NAMES = {"worker": "ray::ClientWorker", "trial": "ray::ResourceTrainable"}
 
 
 def start(results: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start the sweep in a process group of its own."""
     words = [sys.executable, str(ROOT / "sweeps" / f"{SWEEP}.py"), "--address", "local"]
-    words += ["--results", str(results), "--seeds", "0,1", "--resume", *KEYS]
+    words += ["--results", str(results), "--seeds", "0,1", "--workers", "2", "--resume", *KEYS]
     with log.open("ab") as sink:
         return subprocess.Popen(words, stdout=sink, stderr=sink, start_new_session=True)
 
 
 def victims(driver: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
-    """Return the living processes of a kind below a driver."""
+    """Return the living processes of a kind below a driver, the driver itself for other kinds."""
     try:
         whole = psutil.Process(driver.pid)
-        if kind == "driver":
+        if kind not in NAMES:
             return [whole]
         below = whole.children(recursive=True)
         return [p for p in below if " ".join(p.cmdline()).startswith(NAMES[kind])]
@@ -65,17 +72,29 @@ def victims(driver: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
         return []
 
 
-def await_write(results: Path, seconds: float) -> bool:
-    """Wait until a file is being written or was just renamed; False after so many seconds."""
-    seen, limit = None, time.monotonic() + seconds
-    while time.monotonic() < limit:
-        found = set()
-        for folder, _, names in os.walk(results / SWEEP):
-            if "_tune" not in folder:
-                found.update(f"{folder}/{name}" for name in names)
-        if seen is not None and found - seen:
+def kill(victim: psutil.Process, kind: str) -> None:
+    """Kill a process, and what is below it for "whole tree"."""
+    below = victim.children(recursive=True) if kind == "whole tree" else []
+    for process in [victim, *below]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def files(results: Path) -> set[str]:
+    """Return the files of records and states, those that are being written too."""
+    found = set()
+    for folder, _, names in os.walk(results / SWEEP):
+        if "_tune" not in folder:
+            found.update(f"{folder}/{name}" for name in names)
+    return found
+
+
+def await_new(results: Path, driver: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait until a file appears; False after so many seconds, or when the driver ends."""
+    seen, limit = files(results), time.monotonic() + seconds
+    while time.monotonic() < limit and driver.poll() is None:
+        if files(results) - seen:
             return True
-        seen = found
         time.sleep(0.001)
     return False
 
@@ -89,28 +108,30 @@ def disturb(results: Path, log: Path, kills: int, seed: int, limit: float) -> tu
     rng, done, starts = random.Random(seed), Counter[str](), 1
     driver, deadline = start(results, log), time.monotonic() + limit
     while time.monotonic() < deadline:
+        left = kills - sum(done[kind] for kind in KINDS)
         if driver.poll() is not None:
-            left = kills - done.total() + done["while writing"]
-            if driver.returncode == 0 and left <= 0 and complete(results):
-                return done, starts
             if complete(results):
-                raise SystemExit(f"the sweep ended before {left} more kills: give fewer --kills")
+                if left > 0:
+                    raise SystemExit(f"the sweep ended before {left} more kills: fewer --kills")
+                return done, starts
             driver, starts = start(results, log), starts + 1
-        if done.total() - done["while writing"] >= kills:
+        if left <= 0:
             time.sleep(0.2)
             continue
-        kind = rng.choices(("worker", "trial", "driver"), (6, 3, 2))[0]
-        time.sleep(rng.uniform(0.2, 1.5))
-        # Before the first runs go on there is nothing to disturb.
-        if not victims(driver, "worker"):
+        kind = rng.choices(KINDS, (6, 3, 1, 1))[0]
+        # Losses in a row without a commit end a run, so most kills wait for one.
+        if rng.random() < 0.7 and not await_new(results, driver, 120):
             continue
-        writing = rng.random() < 0.5 and await_write(results, 3)
-        found = victims(driver, kind)
-        if found:
-            rng.choice(found).kill()
+        time.sleep(rng.uniform(0, 1))
+        if not victims(driver, "worker"):  # before the first there is nothing to disturb
+            continue
+        writing = rng.random() < 0.5 and await_new(results, driver, 3)
+        if found := victims(driver, kind):
+            kill(rng.choice(found), kind)
             done[kind] += 1
             done["while writing"] += writing
-    raise SystemExit(f"not over after {limit:.0f} s")
+    kill(psutil.Process(driver.pid), "whole tree")
+    raise SystemExit(f"not over after {limit:.0f} s: {dict(done)}, {starts} starts")
 
 
 def complete(results: Path) -> bool:
@@ -120,10 +141,6 @@ def complete(results: Path) -> bool:
     except fedscale.StoreError:
         return False
     return len(runs) == RUNS and (runs["status"] == "completed").all()
-
-
-RUNS = 10
-"""Four ε and the reference, with two seeds."""
 
 
 def differences(a: Path, b: Path) -> list[str]:
@@ -141,7 +158,7 @@ def differences(a: Path, b: Path) -> list[str]:
     for place in (a, b):
         rows = pd.read_parquet(place / SWEEP / "rounds")
         counts = rows.groupby(["run_id", "round"], observed=True).size()
-        if len(counts) != RUNS * 8 or (counts != 1).any():
+        if len(counts) != RUNS * ROUNDS or (counts != 1).any():
             found.append(f"{place.name}: {len(counts)} rounds, at most {counts.max()} times")
     return found
 
@@ -159,11 +176,10 @@ def main(kills: int, seed: int, minutes: float) -> None:
             raise SystemExit(f"the undisturbed sweep failed:\n{log.read_text()}")
         began = time.monotonic()
         done, starts = disturb(fired, log, kills, seed, 60 * minutes)
-        kinds = ", ".join(f"{done[kind]} {kind}s" for kind in ("worker", "trial", "driver"))
+        kinds = ", ".join(f"{kind} {done[kind]}" for kind in KINDS)
         console.print(
-            f"kills: {done.total() - done['while writing']} ({kinds}; {done['while writing']} as "
-            f"a file was written), driver started {starts} times, "
-            f"{time.monotonic() - began:.0f} s"
+            f"kills: {sum(done[kind] for kind in KINDS)} ({kinds}; {done['while writing']} as a "
+            f"file was written), driver started {starts} times, {time.monotonic() - began:.0f} s"
         )
         found = differences(whole, fired)
         for line in found:

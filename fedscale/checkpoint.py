@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedscale import files
+from fedscale import files, store
 
 State = dict[str, np.ndarray]
 
@@ -54,6 +54,19 @@ def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
         return int(state["round"]), {name: state[name] for name in _order(content)}
     except (SafetensorError, KeyError, ValueError):
         return None
+
+
+def resumable(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
+    """Return (round, payload) from which a run can go on, or None where it starts over.
+
+    None too if records of rounds before are missing: someone removed them, or they were removed
+    while a process that nobody knew of went on.
+
+    Raises:
+        StoreError: as `read`; or a file among the records that is not of the store.
+    """
+    found = read(root, sweep, run_id)
+    return found if found and store.reaches(root, sweep, run_id, found[0]) else None
 
 
 def _order(content: bytes) -> list[str]:

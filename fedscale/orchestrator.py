@@ -91,7 +91,7 @@ class RoundOrchestrator:
         self.started, self.seconds = provenance.now(), 0.0
         self.tables: dict[str, list[dict[str, Any]]] = {"rounds": [], "clients": [], "clusters": []}
         self.committed = 0
-        found = checkpoint.read(sink.root, sink.sweep, config.run_id) if resume else None
+        found = checkpoint.resumable(sink.root, sink.sweep, config.run_id) if resume else None
         self.safe: Block | None = None
         """All clients' payload at the last commit; None before the first."""
         if found is not None:

@@ -45,6 +45,7 @@ __all__ = [
     "discard",
     "join",
     "load",
+    "reaches",
     "shown",
     "sweeps",
     "write_bytes",
@@ -265,6 +266,23 @@ def completed(root: Place, sweep: str) -> frozenset[str]:
     present = rounds.groupby("run_id")["round"].nunique()
     done = runs["run_id"].map(present).fillna(0) == runs["steps"]
     return frozenset(runs.loc[done, "run_id"])
+
+
+def reaches(root: Place, sweep: str, run_id: str, last: int) -> bool:
+    """Whether the files of a run's rounds 1..last, and of the clients at the last, are there.
+
+    Raises:
+        StoreError: a file that is not of this store.
+    """
+    system, folder = files.locate(join(root, sweep))
+    covered = 0
+    for *_, begin, end in sorted(
+        _listed(system, f"{folder}/rounds/run_id={run_id}", "rounds"), key=lambda file: file[2]
+    ):
+        if begin <= covered + 1:
+            covered = max(covered, end)
+    clients = _listed(system, f"{folder}/clients/run_id={run_id}", "clients")
+    return covered >= last and any(begin <= last <= end for *_, begin, end in clients)
 
 
 def sweeps(root: Place) -> list[str]:

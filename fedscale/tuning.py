@@ -183,7 +183,7 @@ class Plan:
     def _make_ready(self, config: RunConfig) -> None:
         """Remove what an unfinished run left, unless it is to be resumed and can be."""
         where = (self.request.results, self.sweep.name, config.run_id)
-        if not self.request.resume or checkpoint.read(*where) is None:
+        if not self.request.resume or checkpoint.resumable(*where) is None:
             checkpoint.remove(*where)
             store.discard(*where)
 

@@ -154,6 +154,20 @@ def test_the_record_of_a_run_is_written_at_its_start_and_its_end(tmp_path):
     assert row["status"] == "completed" and row["seconds"] > 0
 
 
+@pytest.mark.parametrize("table", ["rounds", "clients"])
+def test_a_state_whose_records_are_gone_starts_the_run_over(tmp_path, table):
+    c, root = config(rounds=3, eval_every=1), str(tmp_path)
+    whole = finish(orchestrator(c, root))
+    gone = {"rounds": 1, "clients": 3}[table]
+    folder = tmp_path / "tiny" / table / f"run_id={c.run_id}"
+    (folder / f"{table}-{gone:05d}-{gone:05d}.parquet").unlink()
+    again = orchestrator(c, root, resume=True)
+    assert again.committed == 0
+    assert same(finish(again).payload(), whole.payload())
+    assert len(store.load(tmp_path / "tiny", "clients")) == 3 * 8
+    assert store.completed(root, "tiny") == {c.run_id}
+
+
 def test_divergence_names_round_and_client_and_is_recorded(tmp_path):
     c = config(**{"local.optimizer": "sgd", "local.lr": 1e30, "local.epochs": 3})
     run = orchestrator(c, str(tmp_path))
