@@ -33,11 +33,9 @@ import fedscale
 ROOT = Path(__file__).parent.parent
 SWEEP = "dfrost_eps"
 CLOCK = ["train_seconds", "merge_seconds", "measure_seconds", "start", "seconds"]
-ROUNDS = 20
 RUNS = 10
 """Four ε and the reference, with two seeds."""
 KEYS = [
-    f"rounds={ROUNDS}",
     "eval_every=1",
     "precision=float32",
     "backbone.weights=random",
@@ -52,10 +50,19 @@ KINDS = ("worker", "trial", "driver", "whole tree")
 NAMES = {"worker": "ray::ClientWorker", "trial": "ray::ResourceTrainable"}
 
 
-def start(results: Path, log: Path) -> subprocess.Popen[bytes]:
+def start(results: Path, log: Path, rounds: int) -> subprocess.Popen[bytes]:
     """Start the sweep in a process group of its own."""
     words = [sys.executable, str(ROOT / "sweeps" / f"{SWEEP}.py"), "--address", "local"]
-    words += ["--results", str(results), "--seeds", "0,1", "--workers", "2", "--resume", *KEYS]
+    words += [
+        "--results",
+        str(results),
+        "--seeds",
+        "0,1",
+        "--workers",
+        "2",
+        "--resume",
+        f"rounds={rounds}",
+    ]
     with log.open("ab") as sink:
         return subprocess.Popen(words, stdout=sink, stderr=sink, start_new_session=True)
 
@@ -99,14 +106,16 @@ def await_new(results: Path, driver: subprocess.Popen[bytes], seconds: float) ->
     return False
 
 
-def disturb(results: Path, log: Path, kills: int, seed: int, limit: float) -> tuple[Counter, int]:
+def disturb(
+    results: Path, log: Path, rounds: int, kills: int, seed: int, limit: float
+) -> tuple[Counter[str], int]:
     """Run the sweep to its end under fire.
 
     Returns:
         Kills by kind (and "while writing"), and how often the driver was started.
     """
     rng, done, starts = random.Random(seed), Counter[str](), 1
-    driver, deadline = start(results, log), time.monotonic() + limit
+    driver, deadline = start(results, log, rounds), time.monotonic() + limit
     while time.monotonic() < deadline:
         left = kills - sum(done[kind] for kind in KINDS)
         if driver.poll() is not None:
@@ -114,7 +123,7 @@ def disturb(results: Path, log: Path, kills: int, seed: int, limit: float) -> tu
                 if left > 0:
                     raise SystemExit(f"the sweep ended before {left} more kills: fewer --kills")
                 return done, starts
-            driver, starts = start(results, log), starts + 1
+            driver, starts = start(results, log, rounds), starts + 1
         if left <= 0:
             time.sleep(0.2)
             continue
@@ -143,7 +152,7 @@ def complete(results: Path) -> bool:
     return len(runs) == RUNS and (runs["status"] == "completed").all()
 
 
-def differences(a: Path, b: Path) -> list[str]:
+def differences(a: Path, b: Path, rounds: int) -> list[str]:
     """Return what differs between two sweeps' tables, and rounds that are there twice or never."""
     found = []
     for table in ("runs", "rounds", "clients"):
@@ -158,30 +167,31 @@ def differences(a: Path, b: Path) -> list[str]:
     for place in (a, b):
         rows = pd.read_parquet(place / SWEEP / "rounds")
         counts = rows.groupby(["run_id", "round"], observed=True).size()
-        if len(counts) != RUNS * ROUNDS or (counts != 1).any():
+        if len(counts) != RUNS * rounds or (counts != 1).any():
             found.append(f"{place.name}: {len(counts)} rounds, at most {counts.max()} times")
     return found
 
 
 @click.command(help=__doc__)
 @click.option("--kills", default=30, show_default=True)
+@click.option("--rounds", default=20, show_default=True, help="Of each of the 10 runs.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--minutes", default=20.0, show_default=True, help="Limit of the disturbed sweep.")
-def main(kills: int, seed: int, minutes: float) -> None:
+def main(kills: int, rounds: int, seed: int, minutes: float) -> None:
     """Run both sweeps and compare them; ends with 1 where they differ."""
     console = Console(soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="fedscale-chaos-") as folder:
         whole, fired, log = Path(folder, "whole"), Path(folder, "fired"), Path(folder, "log")
-        if start(whole, log).wait(60 * minutes):
+        if start(whole, log, rounds).wait(60 * minutes):
             raise SystemExit(f"the undisturbed sweep failed:\n{log.read_text()}")
         began = time.monotonic()
-        done, starts = disturb(fired, log, kills, seed, 60 * minutes)
+        done, starts = disturb(fired, log, rounds, kills, seed, 60 * minutes)
         kinds = ", ".join(f"{kind} {done[kind]}" for kind in KINDS)
         console.print(
             f"kills: {sum(done[kind] for kind in KINDS)} ({kinds}; {done['while writing']} as a "
             f"file was written), driver started {starts} times, {time.monotonic() - began:.0f} s"
         )
-        found = differences(whole, fired)
+        found = differences(whole, fired, rounds)
         for line in found:
             console.print(f"differs: {line}", markup=False)
         rows = len(fedscale.load(fired / SWEEP))

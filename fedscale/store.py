@@ -258,9 +258,8 @@ def completed(root: Place, sweep: str) -> frozenset[str]:
         StoreError: a file that is not a complete file of this store.
     """
     system, folder = files.locate(join(root, sweep))
-    with files.named(folder):
-        if system.get_file_info(f"{folder}/runs").type != fs.FileType.Directory:
-            return frozenset()
+    if not _listed(system, f"{folder}/runs", "runs"):
+        return frozenset()
     place, ended = join(root, sweep), {"status": "completed"}
     runs, rounds = load(place, "runs", ended), load(place, "rounds", ended)
     present = rounds.groupby("run_id")["round"].nunique()

@@ -172,7 +172,7 @@ class Sweep:
         runs = store.load(plan.folder, "runs")
         bad = runs[runs["status"].ne("completed") & runs["run_id"].isin(plan.run_ids)]
         for _, row in bad.iterrows():
-            reason = row["reason"] or plan.reasons.pop(row["run_id"], "")
+            reason = plan.reasons.pop(row["run_id"], "") or row["reason"]
             status = row["status"].replace("running", "unfinished, --resume goes on")
             console.print(f"{row['run_id']}: {status}: {reason}", markup=False)
         missing = plan.run_ids - set(runs["run_id"])

@@ -173,12 +173,15 @@ class Plan:
             self._make_ready(config)
 
     def prepare(self, point: Mapping[str, Any]) -> None:
-        """Make the runs of a search's point ready to start, as those of the grid were."""
+        """Make the runs of a search's point ready to start, as those of the grid were.
+
+        A point may come again, even while the first of its trials goes on.
+        """
         for seed in self.request.seeds:
             config = self.base.replace({**point, "seed": seed})
-            self.run_ids.add(config.run_id)
-            if config.run_id not in self.done:
+            if config.run_id not in self.run_ids | self.done:
                 self._make_ready(config)
+            self.run_ids.add(config.run_id)
 
     def _make_ready(self, config: RunConfig) -> None:
         """Remove what an unfinished run left, unless it is to be resumed and can be."""

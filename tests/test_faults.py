@@ -28,8 +28,8 @@ def command(results, *flags, keys=KEYS):
     return [sys.executable, SCRIPT, *places, "--seeds", "0", *flags, *keys]
 
 
-def run(words):
-    return subprocess.run(words, capture_output=True, text=True, timeout=600)
+def run(words, timeout=600):
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout)
 
 
 def start(words):
@@ -168,3 +168,11 @@ def test_a_trial_whose_process_is_killed_twice_comes_to_its_end(whole, tmp_path)
     said, errors = sweep.communicate(timeout=600)
     assert sweep.returncode == 0, said + errors
     same_tables(whole, tmp_path)
+
+
+def test_random_kills_leave_the_records_as_they_are():
+    chaos = [sys.executable, str(ROOT / "benchmarks" / "chaos.py")]
+    done = run([*chaos, "--kills", "5", "--rounds", "4", "--minutes", "9"], timeout=1100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kills: 5 (" in done.stdout
+    assert "runs, rounds, clients equal: True (10 runs, 40 rounds)" in done.stdout

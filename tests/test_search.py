@@ -4,8 +4,12 @@ import json
 
 import optuna
 import pytest
+from rich.console import Console
+from tiny_run import KEYS, config, finish, orchestrator
 
+from fedscale import store, tuning
 from fedscale.search import OtherSearch, Study, Suggestions
+from fedscale.sweep import Axis, Request, Sweep
 
 SPACE = {
     "merge.epsilon": optuna.distributions.FloatDistribution(1e-3, 10, log=True),
@@ -94,6 +98,28 @@ def test_suggestions_of_another_optuna_are_refused(tmp_path):
     (tmp_path / "_search.json").write_text(text.replace(str(point), "0.5"))
     with pytest.raises(OtherSearch, match="another version of Optuna"):
         study(tmp_path)
+
+
+@pytest.mark.parametrize("flags", [{}, {"resume": True}, {"fresh": True}])
+def test_a_point_that_comes_again_keeps_the_records_of_its_run(tmp_path, flags):
+    sweep = Sweep("small", ("dfrost",), lambda results, name: [], {"merge.epsilon": Axis((0.1, 1))})
+    asked = {"search": "optuna", "num_samples": 2, "seeds": (0,), "workers": 0}
+    request = Request(results=str(tmp_path), overrides=KEYS, **asked, **flags)
+    run = config(workers=0, **{"merge.epsilon": 0.1})
+    finish(orchestrator(run, str(tmp_path)))
+    (tmp_path / "tiny").rename(tmp_path / "small")
+    plan = tuning.Plan.make(sweep, request)
+    plan.skip_completed(Console(quiet=True))
+    plan.prepare({"merge.epsilon": 0.1})
+    kept = store.completed(tmp_path, "small")
+    assert kept == (frozenset() if "fresh" in flags else {run.run_id}) and plan.run_ids == {
+        run.run_id
+    }
+    (tmp_path / "small").rename(tmp_path / "tiny")
+    finish(orchestrator(run, str(tmp_path)))  # the trial that has the point now
+    (tmp_path / "tiny").rename(tmp_path / "small")
+    plan.prepare({"merge.epsilon": 0.1})
+    assert store.completed(tmp_path, "small") == {run.run_id}
 
 
 def test_only_trials_that_came_to_their_end_are_told(tmp_path):

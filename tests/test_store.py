@@ -271,6 +271,13 @@ def test_completed_is_decided_by_status_and_counted(tmp_path):
 # What a reader must not choke on, and what it must name
 
 
+def test_folders_of_runs_without_a_record_mean_nothing_is_completed(tmp_path):
+    assert store.completed(tmp_path, "s") == frozenset()
+    (tmp_path / "s" / "runs" / "run_id=a").mkdir(parents=True)  # killed before the first record
+    (tmp_path / "s" / "runs" / "run_id=a" / ".run.parquet.1.tmp").write_bytes(b"PAR1")
+    assert store.completed(tmp_path, "s") == frozenset()
+
+
 def test_names_that_are_not_committed_are_never_read(results):
     before = store.load(results / "eps")
     folder = next((results / "eps" / "rounds").iterdir())
