@@ -53,16 +53,8 @@ NAMES = {"worker": "ray::ClientWorker", "trial": "ray::ResourceTrainable"}
 def start(results: Path, log: Path, rounds: int) -> subprocess.Popen[bytes]:
     """Start the sweep in a process group of its own."""
     words = [sys.executable, str(ROOT / "sweeps" / f"{SWEEP}.py"), "--address", "local"]
-    words += [
-        "--results",
-        str(results),
-        "--seeds",
-        "0,1",
-        "--workers",
-        "2",
-        "--resume",
-        f"rounds={rounds}",
-    ]
+    words += ["--results", str(results), "--seeds", "0,1", "--workers", "2", "--resume"]
+    words += [f"rounds={rounds}", *KEYS]
     with log.open("ab") as sink:
         return subprocess.Popen(words, stdout=sink, stderr=sink, start_new_session=True)
 
