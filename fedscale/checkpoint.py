@@ -17,8 +17,8 @@ from fedscale import files, store
 State = dict[str, np.ndarray]
 
 
-def _place(root: str, sweep: str, run_id: str) -> str:
-    return files.join(root, f"{sweep}/_state/{run_id}.safetensors")
+def _name(sweep: str, run_id: str) -> str:
+    return f"{sweep}/_state/{run_id}.safetensors"
 
 
 def write(root: str, sweep: str, run_id: str, round: int, state: State) -> None:
@@ -27,9 +27,9 @@ def write(root: str, sweep: str, run_id: str, round: int, state: State) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
-    system, path = files.locate(_place(root, sweep, run_id))
     order = json.dumps(list(state))
-    files.put(system, path, save({**state, "round": np.array(round)}, {"order": order}))
+    content = save({**state, "round": np.array(round)}, {"order": order})
+    files.write_bytes(root, _name(sweep, run_id), content)
 
 
 def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
@@ -40,13 +40,8 @@ def read(root: str, sweep: str, run_id: str) -> tuple[int, State] | None:
     Raises:
         StoreError: there may be one, but it cannot be read now.
     """
-    if not root:
-        return None
-    system, path = files.locate(_place(root, sweep, run_id))
-    try:
-        with files.named(path), system.open_input_file(path) as source:
-            content = source.read()
-    except files.NotThere:
+    content = files.read_bytes(root, _name(sweep, run_id)) if root else None
+    if content is None:
         return None
     try:
         state = load(content)
@@ -82,7 +77,7 @@ def remove(root: str, sweep: str, run_id: str) -> None:
     Raises:
         StoreError: it cannot be removed.
     """
-    system, path = files.locate(_place(root, sweep, run_id))
+    system, path = files.locate(files.join(root, _name(sweep, run_id)))
     with files.named(path):
         if system.get_file_info(path).is_file:
             system.delete_file(path)

@@ -119,11 +119,11 @@ def read_bytes(root: Place, name: str) -> bytes | None:
     """
     files, folder = locate(root)
     path = f"{folder}/{name}"
-    with named(path):
-        if not files.get_file_info(path).is_file:
-            return None
-        with files.open_input_file(path) as source:
+    try:
+        with named(path), files.open_input_file(path) as source:
             return bytes(source.read())
+    except NotThere:
+        return None
 
 
 def check_writable(root: Place) -> None:

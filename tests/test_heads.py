@@ -8,6 +8,7 @@ from test_methods import config, finish, run
 
 from fedscale import blocks, heads
 from fedscale.graphs import mixing
+from fedscale.worker import ClientFailed
 
 
 def test_the_servers_head_is_the_ridge_on_all_features():
@@ -73,7 +74,7 @@ def test_a_second_pass_measures_the_mismatch():
 
 def test_a_singular_system_ends_the_run_with_what_to_do():
     c = config("fedcgs", **{"head.lam": 0.0, "data.train_size": 40})
-    with pytest.raises(ValueError, match=r"head\.lam=0: .*rank \d+ of 192.*head\.lam > 0"):
+    with pytest.raises(ClientFailed, match=r"head\.lam=0: .*rank \d+ of 192.*head\.lam > 0"):
         finish(run(c))
 
 
