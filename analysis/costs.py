@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import COLORS, canvas, finish, sweep_curve
+from analysis.figures import COLORS, canvas, finish, mean_line, sweep_curve
 from analysis.tables import describe
 
 
@@ -106,22 +106,13 @@ def prompts_curve(
         ("prompts_mean", 1.0, "prompts per client"),
         ("accuracy_mean", 100.0, "accuracy (%)"),
     )
-    for axes, (column, unit, label) in zip(panels, measures, strict=True):
+    for axes, (column, unit, measure) in zip(panels, measures, strict=True):
         for color, (name, part) in zip(COLORS, done.groupby(key, sort=False), strict=False):
-            grouped = part.groupby("round")[column]
-            mean, std = unit * grouped.mean(), unit * grouped.std(ddof=1).fillna(0)
             count = part["run_id"].nunique()
-            axes.errorbar(
-                mean.index,
-                mean,
-                yerr=std,
-                capsize=3,
-                marker="o",
-                color=color,
-                label=f"{name} ({count} run{'s' if count != 1 else ''})",
-            )
+            label = f"{name} ({count} run{'s' if count != 1 else ''})"
+            mean_line(axes, (unit * part[column]).groupby(part["round"]), color, label)
         axes.set_xlabel("communication round")
-        axes.set_ylabel(label)
+        axes.set_ylabel(measure)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].set_ylim(bottom=0)
     return finish(figure, panels[0], "mean ± standard deviation over runs", "")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.console import Console
 from rich.table import Table
 
 from analysis.figures import COLORS, canvas, finish, save
 from analysis.networks import network_picture
-from analysis.report import report
+from analysis.report import report, save_table, terminal
 from analysis.tables import describe, text, varying_keys
 from fedscale import store
 
@@ -119,10 +117,8 @@ def cycles_report(key: str) -> Callable[[str, str], list[str]]:
             return written
         keys = [key, *(name for name in varying_keys(rounds) if name != key)]
         table = threshold_table(rounds, keys)
-        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-        console.print(_render(table, keys))
-        data = table.to_csv(index=False, float_format="%.6g").encode()
-        written.append(store.write_bytes(results, f"figures/{sweep}_cycles.csv", data))
+        terminal().print(_render(table, keys))
+        written.append(save_table(results, f"{sweep}_cycles", table))
         stem = store.join(results, "figures", f"{sweep}_network")
         return written + save(network_picture(store.join(results, sweep)), stem)
 

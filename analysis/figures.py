@@ -111,9 +111,11 @@ def sweep_curve(
             if part["runs"].max() == 1:
                 continue
             seeds = _of(finals, bool(reference), ["name", *others], group)
+            single = unit * seeds[measure]
+            axes.update_datalim([(0.0, float(y)) for y in single.dropna()], updatex=False)
             axes.plot(
                 [place[value] + aside for value in seeds[key]],
-                unit * seeds[measure],
+                single,
                 color=color,
                 linestyle="",
                 marker="o",
@@ -215,6 +217,12 @@ def canvas(title: str) -> tuple[Figure, Sequence[Axes]]:
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize="large")
     return figure, panels
+
+
+def mean_line(axes: Axes, grouped: Any, color: str, label: str) -> None:
+    """Draw mean ± standard deviation of a grouped series against the groups' key."""
+    mean, std = grouped.mean(), grouped.std(ddof=1).fillna(0)
+    axes.errorbar(mean.index, mean, yerr=std, capsize=3, marker="o", color=color, label=label)
 
 
 def finish(figure: Figure, axes: Axes, title: str, note: str) -> Figure:

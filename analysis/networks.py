@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 import networkx as nx
@@ -13,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from rich.console import Console
 from rich.table import Table
 
-from analysis.figures import COLORS, canvas, finish, save
+from analysis.figures import COLORS, canvas, finish, mean_line, save
+from analysis.report import save_table, terminal
 from analysis.tables import describe, text
 from fedscale import store
 
@@ -211,17 +210,7 @@ def score_curve(clusters: pd.DataFrame, key: str = "regime.tau_a") -> Figure:
     for axes, rule in zip(panels, titles, strict=True):
         own = known[known["regime.accept"] == rule]
         for color, (value, part) in zip(COLORS, own.groupby(key), strict=False):
-            grouped = part.groupby("S")["share"]
-            mean, std = grouped.mean(), grouped.std(ddof=1).fillna(0)
-            axes.errorbar(
-                mean.index,
-                mean,
-                yerr=std,
-                capsize=3,
-                marker="o",
-                color=color,
-                label=f"{key} = {text(value)}",
-            )
+            mean_line(axes, part.groupby("S")["share"], color, f"{key} = {text(value)}")
         axes.set_title(titles[rule], fontsize="medium")
         axes.set_xlabel("number of clusters S")
         axes.set_ylabel("score ÷ the run's lowest")
@@ -253,9 +242,8 @@ def score_report(key: str = "regime.tau_a") -> Callable[[str, str], list[str]]:
             cells = ["–" if number != number else f"{number:.2f}" for number in (chosen, lowest)]
             counts = (f"{feasible:.2f}", str(runs), str(unbounded))
             shown.add_row(*(text(value) for value in setting), *cells, *counts)
-        Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(shown)
-        data = table.to_csv(index=False, float_format="%.6g").encode()
-        written = [store.write_bytes(results, f"figures/{sweep}.csv", data)]
+        terminal().print(shown)
+        written = [save_table(results, sweep, table)]
         written += save(score_curve(clusters, key), store.join(results, "figures", sweep))
         stem = store.join(results, "figures", f"{sweep}_network")
         return [*written, *save(network_picture(place), stem)]

@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -48,23 +49,36 @@ def report(
     rounds, runs = store.load(place), store.load(place, "runs")
     keys = ([key] if isinstance(key, str) else list(key)) or varying_keys(runs)
     table = sweep_table(rounds, keys, runs=runs, order=order)
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console = terminal()
     console.print(render(table, f"{sweep}: {describe(runs)}"))
-    text = table.to_csv(index=False, float_format="%.6g")
-    written = [store.write_bytes(results, f"figures/{sweep}.csv", text.encode())]
+    written = [save_table(results, sweep, table)]
     if not (runs["status"] == "completed").any():
         console.print("no run is completed yet: no figure")
         return written
     claimed = claims.compare(rounds, sweep)
     if len(claimed):
         console.print(claims.render(claimed, ", ".join(sorted(set(rounds["scale"])))))
-        text = claimed.to_csv(index=False, float_format="%.6g")
-        written.append(store.write_bytes(results, f"figures/{sweep}_claims.csv", text.encode()))
+        written.append(save_table(results, f"{sweep}_claims", claimed))
     if keys:
         drawn = (figure or sweep_curve)(rounds, keys[0], runs=runs, order=order)
         written += save(drawn, store.join(results, "figures", sweep))
     drawn = rounds_curve(rounds, keys, runs=runs)
     return written + save(drawn, store.join(results, "figures", f"{sweep}_rounds"))
+
+
+def terminal() -> Console:
+    """Return the console that tables are printed on, wide where the output is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+
+
+def save_table(results: store.Place, name: str, table: pd.DataFrame) -> str:
+    """Write a table as `<results>/figures/<name>.csv` and return where it is.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    text = table.to_csv(index=False, float_format="%.6g")
+    return store.write_bytes(results, f"figures/{name}.csv", text.encode())
 
 
 def compare_report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,12 @@ from fedscale.graphs.clusters import COLUMNS, Clusters, form_clusters
 from fedscale.regimes import cluster
 
 
-def form(
-    config: RunConfig, split: Split, parts: Sequence[np.ndarray], slopes: Block | None
-) -> Clusters:
+def form(config: RunConfig, numbers: Mapping[str, Any] | None) -> Clusters:
     """Form the clusters of a run: by Algorithm 1 (ssdfl), or as the baseline has them.
 
     Args:
-        config: the run; regime.bound and regime.gamma replace the estimates where they are not 0.
-        split: training images.
-        parts: rows of every client.
-        slopes: loss (M,), gradient (M, P) and smoothness (M,) at the common initial point; None:
-            regime.bound and regime.gamma are given, and the rule needs no gradients.
+        config: the run.
+        numbers: what `numbers` returned; the baselines' clusters need none.
 
     Raises:
         ValueError: as `form_clusters`.
@@ -37,10 +32,11 @@ def form(
         members = named(config)
         row = {**dict.fromkeys(COLUMNS), "S": len(members), "clusters": members, "chosen": True}
         return Clusters(members, pd.DataFrame([row], columns=list(COLUMNS)), ())
+    assert numbers is not None, "ssdfl scores its clusters"
     given: dict[str, Any] = {"accept": r.accept, "split": r.split, "order": r.order}
     return form_clusters(
         schedule.network(config),
-        **numbers(config, split, parts, slopes),
+        **numbers,
         lazy=r.lazy,
         rule=r.rule,
         threshold=r.threshold,
@@ -64,9 +60,16 @@ def records(config: RunConfig, formed: Clusters) -> list[dict[str, Any]]:
 def numbers(
     config: RunConfig, split: Split, parts: Sequence[np.ndarray], slopes: Block | None
 ) -> dict[str, Any]:
-    """Return what the bounds are made of (see `graphs.scores.make_problem`); arguments as `form`'s.
+    """Return what the bounds are made of (see `graphs.scores.make_problem`).
 
     Without estimates B and γ are 1 and the loss is that of ten classes at random, log 10.
+
+    Args:
+        config: the run; regime.bound and regime.gamma replace the estimates where they are not 0.
+        split: training images.
+        parts: rows of every client.
+        slopes: loss (M,), gradient (M, P) and smoothness (M,) at the common initial point; None:
+            regime.bound and regime.gamma are given, and the rule needs no gradients.
     """
     r = config.regime
     bound, gamma = r.bound, np.full(len(parts), r.gamma)

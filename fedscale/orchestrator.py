@@ -169,22 +169,19 @@ class RoundOrchestrator:
 
     def _form(self, dataset: Any) -> None:
         """Form the clusters from the graph, the data and the clients' first gradients."""
-        config, slopes = self.config, None
+        config, numbers = self.config, None
         if config.regime.name == "ssdfl" or config.diagnostics:
             first = self._ask("initial", [() for _ in self.layout])
             found = self._all("slopes", [(block,) for block in first])
             slopes = {key: np.concatenate([f[key] for f in found]) for key in found[0]}
-        given = (config, dataset.train, self.parts, slopes)
-        formed = formation.form(*given)
+            numbers = formation.numbers(config, dataset.train, self.parts, slopes)
+        formed = formation.form(config, numbers)
         self.members, self.warnings = formed.members, "; ".join(formed.warnings)
         self.tables["clusters"] = formation.records(config, formed)
         if config.diagnostics:
+            assert numbers is not None
             self.bounds = diagnostics.Bounds(
-                config,
-                schedule.network(config),
-                self.members,
-                formation.numbers(*given),
-                self.samples,
+                config, schedule.network(config), self.members, numbers, self.samples
             )
 
     def _ask(

@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import psutil
 import pytest
+import test_sweep
 from tiny_run import untimed, words
 
 import fedscale
@@ -19,13 +22,10 @@ import fedscale
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = str(ROOT / "sweeps" / "dfrost_eps.py")
 KEYS = words(rounds=6, eval_every=1)
 
 
-def command(results, *flags, keys=KEYS):
-    places = ["--results", str(results), "--address", "local"]
-    return [sys.executable, SCRIPT, *places, "--seeds", "0", *flags, *keys]
+command = partial(test_sweep.command, keys=KEYS)
 
 
 def run(words, timeout=600):
@@ -70,9 +70,11 @@ def test_ctrl_c_once_ends_in_order_and_the_command_it_prints_goes_on(whole, tmp_
     os.killpg(sweep.pid, signal.SIGINT)
     said, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == 130 and errors == ""
-    assert "stopping in order (Ctrl-C again stops at once)" in said and "5 runs are" in said
+    assert "stopping in order (Ctrl-C again stops at once)" in said
+    assert re.search(r"stopped; \d of 5 runs are complete", said)
     rest = shlex.split(said.split("go on with: ")[1])
     assert rest[0] == "python" and rest[-1] == "--resume"
+    assert rest[1].endswith("sweeps/dfrost_eps.py")
     before = len(list(tmp_path.glob("*/rounds/*/*.parquet")))
     assert 9 <= before < 5 * 6
     again = run([sys.executable, *rest[1:]])
@@ -89,7 +91,9 @@ def test_ctrl_c_twice_stops_at_once(tmp_path):
     os.killpg(sweep.pid, signal.SIGINT)
     said, errors = sweep.communicate(timeout=120)
     assert sweep.returncode == 130 and errors == ""
-    assert "go on with: python" in said
+    assert said.count("stopping in order") == 1 and "go on with: python" in said
+    rounds = fedscale.load(tmp_path / "dfrost_eps")
+    assert len(rounds) and (rounds.groupby(["run_id", "round"], observed=True).size() == 1).all()
     assert not psutil.wait_procs(started, timeout=20)[1]
 
 

@@ -14,6 +14,7 @@ import pytest
 from tiny_run import config, untimed, words
 
 import fedscale
+from fedscale.interrupt import resume_command
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "sweeps" / "dfrost_eps.py")
@@ -156,3 +157,8 @@ def test_a_diverged_point_is_counted_and_the_sweep_goes_on(tmp_path):
     runs = fedscale.load(tmp_path / "dfrost_eps", "runs")
     assert (runs["status"] == "diverged").sum() >= 4
     assert runs["reason"].str.contains("client").sum() >= 4
+
+
+def test_the_command_that_goes_on(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["sweeps/x.py", "--fresh", "--results", "a b", "rounds=2"])
+    assert resume_command() == "python sweeps/x.py --results 'a b' rounds=2 --resume"
